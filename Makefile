@@ -1,6 +1,6 @@
 # make demo: a model learns to reason while you watch.  make llm: a pretrained one learns a task.  make agent: it learns
-# to use a tool.  make taught: one that can solve puzzles, to go on from.  make test: lint and tests.  All set up what
-# they need.
+# to use a tool.  make game: it learns a game.  make taught: one that can solve puzzles, to go on from.  make test: lint
+# and tests.  All set up what they need.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -16,25 +16,32 @@ TORCH_CPU_WHEELS = https://download.pytorch.org/whl/cpu
 
 ifeq ($(GPU),0)
 REQUIREMENTS = requirements-cpu.txt
+KIND = cpu
 else
 REQUIREMENTS = requirements.txt
+KIND = gpu
 endif
 
-.PHONY: install doctor model taught demo llm agent watch test test-all gpu-paths bench lab docs site slides lint format
+.PHONY: install doctor model taught demo llm agent game watch test test-all gpu-paths bench lab docs site slides lint format
 
 install: $(VENV)/installed
 
 $(VENV)/installed: $(REQUIREMENTS) requirements-common.txt
-	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@command -v $(PYTHON) >/dev/null || { echo "error: there is no $(PYTHON): apt install python3-venv" >&2; exit 1; }
+	@test ! -x $(PY) || $(PY) tools/prerequisites.py $(KIND)
+	@test -x $(PY) || { $(PYTHON) tools/prerequisites.py $(KIND) && $(PYTHON) -m venv $(VENV); }
+	@# uv's environments have no pip
+	@$(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip >/dev/null
 ifeq ($(GPU),0)
 	@# torch's CPU build first, or what follows would bring gigabytes of CUDA; not every index has it
-	$(PIP) torch==2.13.0+cpu || $(PIP) torch==2.13.0+cpu --extra-index-url $(TORCH_CPU_WHEELS)
+	@echo "installing torch"
+	@$(PIP) torch==2.13.0+cpu 2>/dev/null || $(PIP) torch==2.13.0+cpu --extra-index-url $(TORCH_CPU_WHEELS)
 endif
 	@echo "installing $(REQUIREMENTS); this takes a few minutes"
-	$(PIP) -r $(REQUIREMENTS)
+	@$(PIP) -r $(REQUIREMENTS)
 ifeq ($(GPU),0)
 	@# vLLM's CPU build asks for these, and what comes was built for CUDA; language models do without (runtime/engine.py)
-	$(PY) -c "import torchvision" 2>/dev/null || $(PY) -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@$(PY) -c "import torchvision" 2>/dev/null || $(PY) -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 endif
 	touch $@
 
@@ -72,6 +79,12 @@ agent: install model
 		--model $(SMOLLM) --kl_coef 0 --lr 2e-5 --temperature 1 --prompts_per_step 6 \
 		--responses_per_prompt 8 --updates_per_step 1 --max_response_tokens 96 \
 		--micro_batch_tokens 2048 --kv_cache_gb 0.5
+
+game: install model
+	$(PY) gigpo.py --task guess --max_turns 5 --steps 24 --eval_every 6 --eval_size 60 --eval_temperature 1 \
+		--model $(SMOLLM) --episode_weight 0 --gamma 1 --anchors step --kl_coef 0.02 --lr 3e-5 \
+		--temperature 1 --prompts_per_step 24 --responses_per_prompt 2 --updates_per_step 1 --dtype float32 \
+		--max_response_tokens 96 --micro_batch_tokens 4096 --kv_cache_gb 0.5
 
 watch: install
 	$(PY) tools/watch.py runs

@@ -133,7 +133,7 @@ from runtime import (
 )
 from runtime.chats import decode
 from runtime.clock import Clock
-from runtime.dealing import GroupsBar, deal_groups, gather_groups, next_problems, own_part
+from runtime.dealing import GroupsBar, balance, deal_groups, gather_groups, next_problems, own_part
 from runtime.families import text_only
 from runtime.passes import micro_batches
 from runtime.placement import place
@@ -335,7 +335,7 @@ def is_mixed(scores, args):
         return torch.ones(len(scores), dtype=torch.bool)
     rewards = torch.tensor([s["reward"] for s in scores], dtype=torch.float64)
     rewards = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
-    return rewards.amax(1) > rewards.amin(1)
+    return ~measure.all_equal(rewards)[:, 0]
 
 
 def dynamic_sampling(llm, task, train, num_used, step, clock, args):
@@ -390,7 +390,7 @@ def sync_weights(policy, llm, args):
         # must go through the weights in the same order. With LoRA, each adapter is merged into its
         # weight; without LoRA, the weights are sent unchanged.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
-            yield name, full_tensor(weight).to(getattr(torch, args.dtype))
+            yield name, full_tensor(weight.to(getattr(torch, args.dtype)))
 
     engine.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
@@ -415,6 +415,8 @@ def compute_advantages(rewards, batch, args):
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
+        # Rewards that differ by at most 1e-6 of the largest count as equal: that is rounding.
+        groups = groups.where(~measure.all_equal(groups), groups[:, :1])
         # Subtract the first reward: A stays the same, and equal rewards give exactly 0.
         groups = groups - groups[:, :1]
         mean = groups.mean(1, keepdim=True)  # [prompts, 1]
@@ -502,6 +504,7 @@ def update(policy, optimizer, batch, step, args):
     grad_norms = []  # one per update
     for stage in args.lopti_stages.split(","):
         for minibatch in minibatches(batch, args.updates_per_step):
+            minibatch = balance(minibatch, args)  # equal work for all processes
             divisor = all_reduce(minibatch["mask"].sum())  # of both stages, on all processes
             minibatch["mask"] = in_stage(stage, minibatch, args.eta)  # the batch keeps its mask
             if all_reduce(minibatch["mask"].sum()) == 0:
@@ -547,6 +550,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
+@records.task_may_fail
 def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -595,6 +599,8 @@ def main():
 
     saved = step
     while step < args.steps and not run.interrupted():
+        # If the task fails in this step, the run ends with a checkpoint of the steps before.
+        run.begin_step(policy, optimizer, tokenizer, step, num_used, args)
         step += 1
         clock = Clock()  # times each phase
 

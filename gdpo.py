@@ -11,14 +11,15 @@ parts but equal sums get the same advantage. GDPO normalises first and adds up a
     A   = (S − mean) / (std + 1e-6)        normalised over all responses of the step
 
 The second normalisation keeps the size of A the same for any number of parts. A part that is equal
-in a whole group gives 0. J is grpo.py's.
+in a whole group gives 0, and so do sums S that are equal in the whole step. J is grpo.py's.
 
 What differs from grpo.py
 - compute_advantages takes [N, parts] instead of [N].
 - Two responses of a group can differ in their advantages although their rewards are equal.
 
-A task names the parts of its rewards in `parts` (rewards/__init__.py). If it names none, the reward
-is the only part, and A is GRPO's advantage divided by its standard deviation over the step.
+A task names the parts of its rewards in `parts` (rewards/__init__.py), and all responses have the
+same parts. If it names none, the reward is the only part, and A is GRPO's advantage divided by its
+standard deviation over the step.
 
 Where this file deviates from the paper and its releases:
 - Weights of parts. The paper can weigh the A_n. Here each has weight 1; a task can repeat a part.
@@ -124,7 +125,7 @@ from runtime import (
 )
 from runtime.chats import decode
 from runtime.clock import Clock
-from runtime.dealing import next_problems, own_part
+from runtime.dealing import balance, next_problems, own_part
 from runtime.families import text_only
 from runtime.passes import micro_batches
 from runtime.placement import place
@@ -325,7 +326,7 @@ def sync_weights(policy, llm, args):
         # must go through the weights in the same order. With LoRA, each adapter is merged into its
         # weight; without LoRA, the weights are sent unchanged.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
-            yield name, full_tensor(weight).to(getattr(torch, args.dtype))
+            yield name, full_tensor(weight.to(getattr(torch, args.dtype)))
 
     engine.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
@@ -343,13 +344,20 @@ def compute_advantages(rewards, batch, args):
     groups = rewards.view(-1, args.responses_per_prompt, rewards.shape[-1])  # [prompts, G, parts]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
+        # Rewards that differ by at most 1e-6 of the largest count as equal: that is rounding.
+        groups = groups.where(~measure.all_equal(groups), groups[:, :1])
         # Subtract the first reward: A stays the same, and equal rewards give exactly 0.
         groups = groups - groups[:, :1]
         mean = groups.mean(1, keepdim=True)  # [prompts, 1, parts]
         std = groups.std(1, keepdim=True)  # divides by G − 1
-    sums = ((groups - mean) / (std + 1e-6)).sum(-1)  # [prompts, G]: each part has the same weight
+    parts = (groups - mean) / (std + 1e-6)  # A_n
+    sums = parts.sum(-1)  # [prompts, G]: each part has the same weight
     of_step = torch.tensor(gather(sums.flatten().tolist()))  # the sums of all processes
-    advantages = (sums - of_step.mean()) / (of_step.std() + 1e-6)
+    # Equal sums, as of parts that cancel, give 0, and not a rounding error over a rounding error.
+    advantages = torch.zeros_like(sums)
+    largest = max(gather([parts.abs().sum(-1).max().item()]))  # how large a sum could be
+    if of_step.max() - of_step.min() > 1e-5 * largest:
+        advantages = (sums - of_step.mean()) / (of_step.std() + 1e-6)
     return advantages.reshape(-1, 1) * batch["mask"]  # [N, T]
 
 
@@ -407,6 +415,7 @@ def update(policy, optimizer, batch, step, args):
     num_clipped = 0
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
+        minibatch = balance(minibatch, args)  # equal work for all processes
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
         clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         num_clipped += clipped
@@ -448,6 +457,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
+@records.task_may_fail
 def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -496,6 +506,8 @@ def main():
 
     saved = step
     while step < args.steps and not run.interrupted():
+        # If the task fails in this step, the run ends with a checkpoint of the steps before.
+        run.begin_step(policy, optimizer, tokenizer, step, num_used, args)
         step += 1
         clock = Clock()  # times each phase
 
@@ -510,7 +522,7 @@ def main():
         # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
         # the answer right?) and format (are the required tags there?).
         scores = score(task, responses, problems)
-        rewards = torch.tensor([parts_of(s) for s in scores])  # [N, parts]
+        rewards = torch.tensor(parts_of(task, responses, scores))  # [N, parts]
         clock.lap("score")
 
         # Compute advantages, and log-probabilities from before the update.

@@ -1,4 +1,4 @@
-"""GRPO with asynchronous sampling: vLLM samples in a process of its own while the trainer updates.
+"""Pipelined GRPO, k steps off: vLLM samples in a process of its own while the trainer updates.
 
 In grpo.py sampler and trainer take turns, and one of the two always waits. Here the sampler is
 --lag steps ahead, on a GPU of its own or on CPU cores of its own:
@@ -15,8 +15,8 @@ to the last bit, if both sides compute with as many threads. What the lag costs,
 What differs from grpo_stale.py: serve, the loop of the sampler's process; main asks for responses
 --lag steps before it needs them, and each request comes with the weights that are to sample it;
 --sampler_gpus; the metric time/sampler, the seconds in which the sampler worked for the step.
-time/sample are the seconds that the trainer waited for it. A snapshot's tensors are in memory that
-both processes share, so a request copies no weights; vLLM copies them to its own GPU.
+time/sample are the seconds that the trainer waited for it. Snapshots are made in memory that both
+processes share (timed as sync), so a request copies no weights; vLLM copies them to its own GPU.
 
 If the sampler dies, the run ends with a checkpoint of the last complete step, and its last line
 says how to go on. If the trainer dies, the sampler ends.
@@ -122,6 +122,7 @@ TASKS = papers.TASKS
 # Handle bad flags and --help here, before torch is imported, which takes seconds.
 flags.check(Args, TASKS)
 
+import sys
 import time
 from collections import deque
 from statistics import fmean
@@ -146,7 +147,7 @@ from runtime import (
 )
 from runtime.chats import decode
 from runtime.clock import Clock
-from runtime.dealing import next_problems, own_part
+from runtime.dealing import balance, next_problems, own_part
 from runtime.families import text_only
 from runtime.passes import micro_batches
 from runtime.placement import place
@@ -309,7 +310,7 @@ def request(sampler, weights, problems, step, args):
         "logprobs": 0,  # log-probabilities of the sampled tokens only
         "flat_logprobs": True,  # fast: response.logprobs.logprobs is a plain list of numbers
     }
-    # Each problem once. The request goes to serve, which has as many arguments.
+    # Each problem once. The request reaches serve in the sampler's process.
     sampler.request(weights, problems[:: args.responses_per_prompt], step, sampling_params)
 
 
@@ -319,6 +320,7 @@ def serve(args, next_request, answer):
     next_request() waits for a request; answer(when, ...) sends the responses to the trainer.
     """
     llm = load_sampler(args)
+    answer("loaded", True)
     while True:
         weights, problems, when, sampling_params = next_request()
         started = time.perf_counter()
@@ -361,7 +363,9 @@ def snapshot(policy, args):
     # must go through the tensors in the same order. With LoRA, each weight includes its
     # adapter; without LoRA, these are all the weights as they are.
     for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
-        weights[name] = full_tensor(weight).to("cpu", getattr(torch, args.dtype), copy=True)
+        weight = full_tensor(weight.to(getattr(torch, args.dtype)))
+        # Both processes share this memory, so a request copies no weights.
+        weights[name] = weight.to("cpu", copy=True).share_memory_()
     return weights
 
 
@@ -394,6 +398,8 @@ def compute_advantages(rewards, batch, args):
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
+        # Rewards that differ by at most 1e-6 of the largest count as equal: that is rounding.
+        groups = groups.where(~measure.all_equal(groups), groups[:, :1])
         # Subtract the first reward: A stays the same, and equal rewards give exactly 0.
         groups = groups - groups[:, :1]
         mean = groups.mean(1, keepdim=True)  # [prompts, 1]
@@ -489,6 +495,7 @@ def update(policy, optimizer, batch, step, args):
     num_left_out = 0
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
+        minibatch = balance(minibatch, args)  # equal work for all processes
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
         clipped, stale, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         num_clipped += clipped
@@ -534,6 +541,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
+@records.task_may_fail
 def evaluate(sampler, weights, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -546,7 +554,8 @@ def evaluate(sampler, weights, task, problems, step, run, args):
     sampling_params = {"n": k, "temperature": args.eval_temperature}
     sampler.request(weights, mine, "test", sampling_params)
     answer = sampler.receive("test")
-    if answer is None:
+    if answer is None:  # the sampler has died: the run ends, and is not done
+        run.fail(f"the sampler's process ended {sampler.how_it_ended()}")
         return {}
     responses, _ = answer
     asked = []  # one problem per response
@@ -585,6 +594,8 @@ def main():
     versions = deque(checkpoints.load_versions(args.resume), maxlen=args.lag + 1)
     versions.append(snapshot(policy, args))
     policy.versions = versions
+    if not sampler.receive("loaded"):  # a run that is to be resumed stays as it is
+        sys.exit(f"error: the sampler's process ended {sampler.how_it_ended()} while it loaded")
     check_sampler(policy, sampler, train[0], args)
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
@@ -595,6 +606,8 @@ def main():
     requested, num_requested = step, num_used  # steps and problems
     saved = step
     while step < args.steps and not run.interrupted():
+        # If the task fails in this step, the run ends with a checkpoint of the steps before.
+        run.begin_step(policy, optimizer, tokenizer, step, num_used, args)
         step += 1
         clock = Clock()  # times each phase
 
@@ -604,13 +617,14 @@ def main():
         while requested < min(step + args.lag, args.steps):
             problems, num_requested = next_problems(train, num_requested, args)
             requested += 1
-            # versions[-1] holds the weights after step − 1; those of --lag steps ago are to sample.
-            weights = versions[max(0, requested - 1 - args.lag) - step]
+            # versions[-1] holds the weights after step − 1; those of --lag steps ago are to sample,
+            # or the oldest that are left (of a new run, or one resumed with a larger --lag).
+            weights = versions[max(-len(versions), requested - 1 - args.lag - step)]
             request(sampler, weights, problems, requested, args)
             ahead.append((problems, num_requested))
         answer = sampler.receive(step)
         if answer is None:  # the sampler has died: save what the steps before have given
-            run.fail(f"the sampler's process ended {sampler.how_it_ended()}")
+            run.fail(f"the sampler's process {sampler.how_it_ended()}")
             step -= 1
             break
         responses, sampler_seconds = answer

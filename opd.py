@@ -143,7 +143,7 @@ from runtime import (
 )
 from runtime.chats import decode
 from runtime.clock import Clock
-from runtime.dealing import next_problems, own_part
+from runtime.dealing import balance, next_problems, own_part
 from runtime.families import text_only
 from runtime.passes import micro_batches
 from runtime.placement import place
@@ -344,7 +344,7 @@ def sync_weights(policy, llm, args):
         # must go through the weights in the same order. With LoRA, each adapter is merged into its
         # weight; without LoRA, the weights are sent unchanged.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
-            yield name, full_tensor(weight).to(getattr(torch, args.dtype))
+            yield name, full_tensor(weight.to(getattr(torch, args.dtype)))
 
     engine.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
@@ -392,6 +392,7 @@ def update(policy, optimizer, batch, step, args):
     """
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
+        minibatch = balance(minibatch, args)  # equal work for all processes
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
         grad_norms.append(update_once(policy, optimizer, minibatch, divisor, step, args))
     return measure.of_updates(grad_norms, args)
@@ -426,6 +427,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
+@records.task_may_fail
 def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -471,6 +473,8 @@ def main():
 
     saved = step
     while step < args.steps and not run.interrupted():
+        # If the task fails in this step, the run ends with a checkpoint of the steps before.
+        run.begin_step(policy, optimizer, tokenizer, step, num_used, args)
         step += 1
         clock = Clock()  # times each phase
 

@@ -116,7 +116,7 @@ from runtime import (
     start,
 )
 from runtime.clock import Clock
-from runtime.dealing import next_problems, own_part
+from runtime.dealing import balance, next_problems, own_part
 from runtime.families import text_only
 from runtime.passes import micro_batches
 from runtime.placement import place
@@ -268,6 +268,7 @@ def update(policy, optimizer, batch, step, args):
     losses = []  # one for each update
     grad_norms = []
     for minibatch in minibatches(batch, args.updates_per_step):
+        minibatch = balance(minibatch, args)  # equal work for all processes
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
         loss, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         losses.append(loss)

@@ -3,7 +3,6 @@
 import functools
 import importlib
 import json
-import os
 import random
 import sys
 import time
@@ -114,7 +113,7 @@ class Step:
 def write(name, result):
     """Write `result` (a dict) to results/NAME.json, with script, hash of the code, commit, versions, machine, date."""
     RESULTS.mkdir(exist_ok=True)
-    about = records.provenance() | {"cores": len(os.sched_getaffinity(0)), "processor": processor()}
+    about = records.provenance() | {"cores": len(machine.cores()), "processor": processor()}
     about["code"] = kept.code_of(about["script"])
     (RESULTS / f"{name}.json").write_text(json.dumps(about | result, indent=1) + "\n")
 

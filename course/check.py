@@ -31,7 +31,7 @@ from course import cases, sandbox
 from course.sandbox import call
 
 COURSE = Path(__file__).parent
-LESSONS = range(15)
+LESSONS = range(16)
 PASS, NOT_YET, WRONG = "PASS", "NOT YET", "WRONG"
 COLOURS = {PASS: "green", NOT_YET: "yellow", WRONG: "bold red"}
 IGNORES_GENERATOR = "does not draw from the generator: give it to torch.randint, so that a seed repeats the result"
@@ -330,7 +330,7 @@ def show(lines, console):
 class Args:
     """The lesson, and the functions to check."""
 
-    lesson: tyro.conf.Positional[Annotated[int | None, tyro.conf.arg(metavar="LESSON")]] = None  # 0 to 13
+    lesson: tyro.conf.Positional[Annotated[int | None, tyro.conf.arg(metavar="LESSON")]] = None  # 0 to 14
     all: tyro.conf.FlagCreatePairsOff[bool] = False  # all lessons
     solutions: tyro.conf.FlagCreatePairsOff[bool] = False  # the solutions instead of the exercises
     folder: Path = COURSE / "exercises"  # where lesson_N.py is

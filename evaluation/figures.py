@@ -4,17 +4,20 @@ avg@n is the fraction of right responses among n responses to a problem, average
 n responses are right, its pass@k is 1 − C(n−c, k) / C(n, k), which is unbiased (Chen et al. 2021).
 
 The standard error of a figure is the standard deviation over problems (ddof 1) of their contributions, divided by
-√problems. It covers the choice of problems and the sampling of responses. For avg@n with n > 1, the sampling part is
-√(mean of p(1−p)/(n−1) / problems), where p is a problem's fraction of right responses. The rest is the problem part.
-The error of a mean over sets is √(Σ error²) / number of columns. Columns of one set (AIME24 has two) share
-its problems, and each problem contributes the sum of its columns.
+√problems. Equal problems, as in files that repeat each problem, are one cluster: with the sum e of the deviations from
+the mean in each of C clusters, the error is √(C/(C−1) · Σ e²) / problems. It covers the choice of problems and the
+sampling of responses. For avg@n with n > 1, the sampling part is √(mean of p(1−p)/(n−1) / problems), where p is a
+problem's fraction of right responses. The rest is the problem part. The error of a mean over sets is √(Σ error²) /
+number of columns. Columns of one set (AIME24 has two) share its problems, and each problem contributes the sum of its
+columns.
 """
 
 import math
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import NamedTuple
 
 from evaluation import suites
+from rewards import identity
 from runtime import measure
 
 UNITS = {"kk": " people", "countdown": " numbers"}  # units of the categories
@@ -82,16 +85,30 @@ def contributions(column, problems, scored):
     return values, noise
 
 
-def error_of(values):
-    """Return the standard error of the mean over problems (ddof 1), or None for a single problem."""
-    if len(values) < 2:
+def names_of(columns, problems):
+    """Return {column: a name per problem}, which equal problems share."""
+    names = [(identity(problem), problem["category"]) for problem in problems]
+    return {key: [name for name in names if column.category in (None, name[1])] for key, column in columns.items()}
+
+
+def error_of(values, names=None):
+    """Return the standard error of the mean over problems (ddof 1), or None for a single problem.
+
+    names: one per value; values of the same name are of equal problems, one cluster. None: all differ.
+    """
+    mean = fmean(values)
+    deviations = {}  # per cluster, the sum of its values' deviations from the mean
+    for name, value in zip(names or range(len(values)), values, strict=True):
+        deviations[name] = deviations.get(name, 0.0) + value - mean
+    count = len(deviations)
+    if count < 2:
         return None
-    return stdev(values) / math.sqrt(len(values))
+    return math.sqrt(count / (count - 1) * math.fsum(d**2 for d in deviations.values())) / len(values)
 
 
-def figure(values, noise=()):
+def figure(values, noise=(), names=None):
     """Return the mean over problems with its standard error. With noise, also the error's two parts."""
-    found = {"value": fmean(values), "error": error_of(values), "problems": len(values)}
+    found = {"value": fmean(values), "error": error_of(values, names), "problems": len(values)}
     if noise and found["error"] is not None:
         of_samples = math.sqrt(math.fsum(noise)) / len(values)
         found["error_samples"] = of_samples
@@ -99,20 +116,24 @@ def figure(values, noise=()):
     return found
 
 
-def mean_figure(columns, values):
+def mean_figure(columns, values, names=None):
     """Return the mean over columns. Columns of a category share problems; a problem contributes its columns' sum.
 
-    Columns over all problems (pass@k) are excluded.
+    values, names: per column, a number and a name per problem (names_of). Columns over all problems (pass@k) are
+    excluded.
     """
+    names = names or {}
     by_category = {}
+    names_by_category = {}
     for key, column in columns.items():
         if column.category is not None:
             by_category.setdefault(column.category, []).append(values[key])
+            names_by_category[column.category] = names.get(key)
     num_columns = sum(map(len, by_category.values()))
     sums = []  # per category, its problems' contributions
     for lists in by_category.values():
         sums.append([math.fsum(of_problem) for of_problem in zip(*lists)])
-    errors = [error_of(of_problems) for of_problems in sums]
+    errors = list(map(error_of, sums, names_by_category.values()))
     error = None
     if None not in errors:
         error = math.sqrt(math.fsum(e**2 for e in errors)) / num_columns
@@ -120,20 +141,28 @@ def mean_figure(columns, values):
     return {"value": value, "error": error, "problems": sum(map(len, sums))}
 
 
-def paired(columns, mine, theirs):
+def paired(columns, mine, theirs, names=None):
     """Return differences of two models on the same problems: {key: figure, with counts of problems up, down and same}.
 
-    mine, theirs: {key: the problems' contributions}. The counts of "mean" include each problem once, without pass@k.
+    mine, theirs: {key: the problems' contributions}; names: as in mean_figure. The counts of "mean" include each
+    problem once, without pass@k. Equal problems count as one.
     """
+    names = names or {}
     differences = {}
     once = []
+    moves = {}
     for key, column in columns.items():
         differences[key] = [a - b for a, b in zip(mine[key], theirs[key], strict=True)]
+        of_clusters = {}
+        for name, value in zip(names.get(key) or range(len(differences[key])), differences[key]):
+            of_clusters.setdefault(name, []).append(value)
+        means = list(map(fmean, of_clusters.values()))
+        moves[key] = moved(means)
         if column.k is None:
-            once += differences[key]
-    found = {key: figure(values) | moved(values) for key, values in differences.items()}
+            once += means
+    found = {key: figure(values, names=names.get(key)) | moves[key] for key, values in differences.items()}
     if "all" not in columns:
-        found["mean"] = mean_figure(columns, differences) | moved(once)
+        found["mean"] = mean_figure(columns, differences, names) | moved(once)
     return found
 
 

@@ -1,7 +1,6 @@
 """Run an evaluation from its flags to its files."""
 
 import contextlib
-import errno
 import sys
 import time
 from itertools import chain
@@ -25,7 +24,8 @@ from evaluation.tables import (
     tables_of,
     write,
 )
-from runtime import checks, flags, machine, records
+from rewards import TaskError
+from runtime import checks, files, flags, machine, records
 from runtime.processes import ON_GPU
 
 
@@ -52,16 +52,18 @@ def prepare(argv):
 
 @contextlib.contextmanager
 def stops_in_one_line(out):
-    """End the program with one line at Ctrl-C, and if `out` can't be written."""
+    """End the program with one line at Ctrl-C, if a user's task fails, and if `out` can't be written."""
     way_on = f"the same command goes on from what is in {out}/responses"
     try:
         yield
     except KeyboardInterrupt:
         sys.exit(f"stopped; {way_on}")
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
+    except TaskError as error:
+        sys.exit(f"error: {error}; {way_on}")
+    except Exception as error:
+        if not files.why_full(error):
             raise
-        sys.exit(f"error: {out} can't be written: {error.strerror}. Make room; {way_on}")
+        sys.exit(f"error: {out} can't be written: {files.why_full(error)}. Make room; {way_on}")
 
 
 def main():
@@ -81,17 +83,13 @@ def main():
             rows.append(row)
             values.append(of_columns)
             responses.append(of_problems)
-    comparisons = compare_with_last(rows, values, columns) if args.versus else []
+    comparisons = compare_with_last(rows, values, columns, problems) if args.versus else []
     if args.words:
         add_words(rows, responses, args)
     papers = rows_of_papers(args) if args.paper else []
 
     tables = tables_of(rows, comparisons, papers, columns, args)
     below = caption(rows, problems, args)
-    for title, lines in tables.items():
-        print_table(console, title, lines)
-    console.print(below, markup=False)
-
     results = {
         "settings": settings_of(args),
         "provenance": records.provenance(),
@@ -102,6 +100,9 @@ def main():
     }
     with stops_in_one_line(args.out):
         written = write(results, markdown(tables, below), responses, args)
+    for title, lines in tables.items():
+        print_table(console, title, lines)
+    console.print(below, markup=False)
     seconds = time.perf_counter() - started
     text = f"{seconds:.0f} s; in {args.out}: {', '.join(written)}"
     console.print(text, soft_wrap=True, markup=False)

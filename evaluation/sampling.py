@@ -11,7 +11,7 @@ from pathlib import Path
 from transformers import AutoConfig, AutoTokenizer
 
 from evaluation.models import fingerprint, short_name
-from rewards import find_task, reply
+from rewards import find_task, own
 from runtime import checks, engine, memory, quiet, records
 from runtime.chats import around_replies, check_template, decode, encode, encode_reply
 from runtime.processes import ON_GPU
@@ -83,6 +83,7 @@ def cache_size(config, context, args):
 def load_engine(model, plan, seed):
     """Return a vLLM engine. Only one may exist at a time. plan: from requests_of."""
     options = engine.common_options(str(model), plan["context"], plan["kv_cache_gb"])
+    options |= engine.attention(plan["dtype"])
     from vllm import LLM  # imported here: it reads the environment and takes seconds
 
     with quiet.library_notices():
@@ -182,7 +183,7 @@ def next_request(llm, task, row, request, response, plan):
     """
     if row["truncated"]:
         return None
-    text = reply(task, row["turns"], request["problem"])
+    text = own.reply(task, row["turns"], request["problem"])  # TaskError: the batch is not kept
     if text is None:
         return None
     ids = encode_reply(llm.get_tokenizer(), text, *plan["chat"])

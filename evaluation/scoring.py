@@ -5,8 +5,7 @@ from pathlib import Path
 
 from evaluation import figures, words
 from evaluation.sampling import respond
-from rewards import own, scores_of
-from runtime import flags
+from rewards import scores_of
 
 
 def evaluate(model, paths, task, problems, plans, columns, args):
@@ -22,15 +21,15 @@ def evaluate(model, paths, task, problems, plans, columns, args):
         responses, about = respond(path, task, *plans[path], args)
         row["checkpoints"].append(about)
         origin = {"model": row["model"], "checkpoint": path}
-        with flags.errors_in_one_line():  # a user's own task may return too few scores
-            scored.append(score(task, problems, responses, origin))
+        scored.append(score(task, problems, responses, origin))
 
     values = {}
+    names = figures.names_of(columns, problems)
     for key, column in columns.items():
         values[key], noise = figures.contributions(column, problems, scored)
-        row["figures"][key] = figures.figure(values[key], noise)
+        row["figures"][key] = figures.figure(values[key], noise, names[key])
     if "all" not in columns:
-        row["figures"]["mean"] = figures.mean_figure(columns, values)
+        row["figures"]["mean"] = figures.mean_figure(columns, values, names)
 
     by_problem = []  # the responses of all checkpoints
     by_category = {}
@@ -54,7 +53,6 @@ def score(task, problems, responses, origin):
         conversations += [one.get("turns", [one["response"]]) for one in of_problem]
         answers += [problem["answer"]] * len(of_problem)
     found = scores_of(task, conversations, answers)
-    own.check_scores(task, found, conversations)
     scores = iter(found)
     scored = []
     for i, (problem, of_problem) in enumerate(zip(problems, responses)):
@@ -69,11 +67,12 @@ def score(task, problems, responses, origin):
     return scored
 
 
-def compare_with_last(rows, values, columns):
+def compare_with_last(rows, values, columns, problems):
     """Compare each row with the last, problem by problem; a list of comparisons. values: one per row."""
     comparisons = []
+    names = figures.names_of(columns, problems)
     for row, of_columns in zip(rows[:-1], values):
-        found = figures.paired(columns, of_columns, values[-1])
+        found = figures.paired(columns, of_columns, values[-1], names)
         comparison = {"model": row["model"], "versus": rows[-1]["model"], "figures": found}
         comparisons.append(comparison)
     return comparisons
@@ -86,14 +85,15 @@ def add_words(rows, responses, args):
     responses: per row, per problem a list.
     """
     counted = [words.count_all(of_model) for of_model in responses]
+    names = [words.name_of(of_problem) for of_problem in responses[0]]
     base = -1 if args.versus else 0
     for row, (counts, relations) in zip(rows, counted):
         row["words"] = {}
         for family in counts:
-            row["words"][family] = figures.figure(counts[family]) | relations[family]
+            row["words"][family] = figures.figure(counts[family], names=names) | relations[family]
         if row is rows[base]:
             continue
         row["words_change"] = {}
         for family, of_base in counted[base][0].items():
             differences = [a - b for a, b in zip(counts[family], of_base)]
-            row["words_change"][family] = figures.figure(differences)
+            row["words_change"][family] = figures.figure(differences, names=names)

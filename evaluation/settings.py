@@ -8,7 +8,7 @@ import tyro
 
 from evaluation import suites
 from rewards import find_task
-from runtime import files, flags, settings
+from runtime import checks, files, flags, settings
 from runtime.settings import (
     Dtype,
     EvaluationTemperature,
@@ -51,6 +51,7 @@ class Args:
     operations: str | None = None  # calculator: operations per problem, from 1 to 3: "1" or "2-3"
     gym: str | None = None  # gym: generators of reasoning-gym: "letter_counting,chain_sum"
     gym_options: str | None = None  # gym: their parameters as JSON: '{"max_words": 3}'
+    score_timeout: PositiveFloat = 60.0  # own task: seconds for a call of score(), then it is ended
     limit: PositiveInt | None = None  # problems per column (own generator: in all); None: all or 100-512
 
     # ---- sampling
@@ -93,6 +94,7 @@ def read_settings(argv):
     """Return the settled Args of a command line. ValueError if a value is wrong; exit 2 if unreadable."""
     args = flags.parse(argv, Args, Args(), HELP)
     settings.check_ranges(args)
+    checks.check_vllm()
     settle(args)
     # Also check a run's values. settle may have set protocol to "", which no user can choose: skip it.
     settings.check_ranges(dataclasses.replace(args, protocol=Args.protocol))

@@ -185,7 +185,9 @@ def load_others(task, args, folder):
         size = of_each * len(categories)
     if args.suite in SETTINGS:
         return task.load(source, "test", size=size, seed=args.seed, **options)
-    return own.load(args.suite, task, source, "test", size, args.seed)
+    problems = own.load(args.suite, task, source, "test", size, args.seed)
+    own.check(args.suite, task, problems, [(source, "test", size, args.seed)], args.score_timeout)
+    return problems
 
 
 # -------------------------------------------------------------------------------------------- sets of mathematics

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from evaluation import words
 from evaluation.models import short_name
+from rewards import identity
 from runtime import files
 
 PERCENT = ("math", "countdown", "hitab")  # suites for which the papers print percentages
@@ -92,7 +93,7 @@ def lines_of_comparison(comparison, titles, unit):
 
 def settings_of(args):
     """Return {name: value} of the settings that the results depend on, except settings without a value."""
-    left_out = ("models", "versus", "words", "pass_at_k", "paper", "keep_responses", "out")
+    left_out = ("models", "versus", "words", "pass_at_k", "paper", "keep_responses", "out", "score_timeout")
     values = {}
     for name, value in dataclasses.asdict(args).items():
         if name not in left_out and value not in (None, "", ()):
@@ -116,6 +117,9 @@ def caption(rows, problems, args):
     how = ", ".join(f"{name} {value}" for name, value in settings_of(args).items())
     asked = ", ".join(f"{category}: {count}" for category, count in counts.items())
     sentences = ["± one standard error.", f"{how}.", f"Problems: {asked}."]
+    different = len({(identity(problem), problem["category"]) for problem in problems})
+    if different < len(problems):
+        sentences.append(f"{different} of them are different; equal ones are one cluster in the errors.")
     if cut:
         sentences.append(f"{cut} times the model's context, and not --max_response_tokens, was the limit.")
     if late:

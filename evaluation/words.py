@@ -5,6 +5,7 @@ of verbs, in upper and lower case. Here third persons, present participles and "
 is any possessive before "statement". "if … then …" must lie within one sentence.
 """
 
+import json
 import math
 import re
 from statistics import fmean
@@ -31,13 +32,24 @@ def count_words(text):
     return {family: sum(len(p.findall(text)) for p in patterns) for family, patterns in PATTERNS.items()}
 
 
-def related(problems, **options):
+def related(problems, names, **options):
     """Return (correlation, its standard error) of the counts with the rewards, (None, None) if one is constant.
 
-    problems: as in count_all's "raw"; options: passed to inference.correlation. The bootstrap resamples whole problems,
-    because the responses to a problem are not independent.
+    problems: as in count_all's "raw"; names: one per problem (name_of); options: passed to inference.correlation. The
+    bootstrap resamples whole problems, because the responses to a problem are not independent; equal problems are one.
     """
-    return inference.correlation([(one["count"], one["reward"]) for one in problems], **options)[:2]
+    clusters = {}
+    for one, name in zip(problems, names, strict=True):
+        counts, rewards = clusters.setdefault(name, ([], []))
+        counts += one["count"]
+        rewards += one["reward"]
+    return inference.correlation(list(clusters.values()), **options)[:2]
+
+
+def name_of(of_problem):
+    """Return a name that the responses to equal problems share. of_problem: the responses to one problem."""
+    about = [of_problem[0].get(key) for key in ("category", "prompt", "answer")]
+    return json.dumps(about, sort_keys=True, default=str)
 
 
 def count_all(responses):
@@ -48,6 +60,7 @@ def count_all(responses):
     {category: {"spearman", "error"}}, because words may go with the reward in one category and against it in another;
     and "raw", the raw values: [{"category", "count", "reward"}], the latter two with a number per response.
     """
+    names = [name_of(of_problem) for of_problem in responses]
     counts = [[count_words(one["response"]) for one in of_problem] for of_problem in responses]
     by_problem, relations = {}, {}
     for family in WORDS:
@@ -57,11 +70,11 @@ def count_all(responses):
             category = of_problem[0].get("category", "all")
             rewards = [float(one["reward"]) for one in of_problem]
             problems.append({"category": category, "count": [count[family] for count in of_counts], "reward": rewards})
-        relation = {"pearson": related(problems)[0], "spearman": related(problems, in_ranks=True)[0]}
+        relation = {"pearson": related(problems, names)[0], "spearman": related(problems, names, in_ranks=True)[0]}
         by_category = {}
         for category in dict.fromkeys(one["category"] for one in problems):
-            of_it = [one for one in problems if one["category"] == category]
-            by_category[category] = dict(zip(("spearman", "error"), related(of_it, in_ranks=True)))
+            of_it = [(one, name) for one, name in zip(problems, names) if one["category"] == category]
+            by_category[category] = dict(zip(("spearman", "error"), related(*zip(*of_it), in_ranks=True)))
         relations[family] = relation | {"by_category": by_category, "raw": problems}
     return by_problem, relations
 

@@ -9,7 +9,6 @@ import hashlib
 import importlib
 import json
 import math
-import os
 import re
 import shlex
 import sys
@@ -25,7 +24,7 @@ from scipy import stats
 import grpo
 from evaluation import models
 from rewards import check_options, find_task, score
-from runtime import checks, curves, engine, files, flags, folders, memory, passes, records, settings
+from runtime import checks, curves, engine, files, flags, folders, machine, memory, passes, records, settings
 from runtime.chats import load_task
 from runtime.dealing import next_problems
 from runtime.processes import DEVICE, ON_GPU
@@ -397,7 +396,7 @@ def finish(args, name, result):
         "code": kept.code_of(f"lab.{name}"),
         "command": shlex.join(command),
         "seconds": round(time.monotonic() - STARTED, 1),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": len(machine.cores()),
         "device": str(DEVICE),
         "settings": dataclasses.asdict(args),
     }

@@ -28,7 +28,7 @@ from runtime.settings import PositiveFraction, PositiveInt
 from runtime.watched_tokens import pieces_of
 from tools.maintain.updates import ALGORITHMS, token_weights
 
-SCRIPTS = [script for script in ALGORITHMS if script not in ("opd", "grpo_multi_turn")]
+SCRIPTS = [script for script in ALGORITHMS if script not in ("opd", "grpo_multi_turn", "gigpo")]
 PAGE = Path(__file__).parent / "page.html"
 CUT = 0.01  # a token is clipped if less than this fraction of its first weight is left
 TOP = 0.01  # fraction of a bin's tokens, by |weight|, excluded from means as in AR-Lopti's figure 1

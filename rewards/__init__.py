@@ -1,7 +1,7 @@
 """Define the tasks: problems whose answers a reward function can check.
 
-Each of kk.py, math.py, countdown.py, hitab.py, gym.py, calculator.py, guess.py and largest.py is a task, and so is a
-user's own file (own.py). The other modules are parts of them.
+Each of kk.py, math.py, countdown.py, hitab.py, gym.py, calculator.py, guess.py, maze.py, facts.py and largest.py is a
+task, and so is a user's own file (own.py). The other modules are parts of them.
 
 A task offers
 
@@ -9,24 +9,33 @@ A task offers
   is a dictionary with `messages` (the chat up to the model's turn) and `answer`. It may have `prefix` (the beginning of
   the model's turn) and `category` (accuracy is reported per category).
 - `score(response, answer)`: a dictionary with `reward` (a number), `correct` and `format` (True or False). It may have
-  `parts`, a dictionary of the numbers that the reward consists of; each is logged. It is fast and accepts any text.
+  `parts`, a dictionary of the numbers that the reward consists of; each is logged, and gdpo.py needs the same names for
+  all responses. It is fast and accepts any text.
 - `score_all(responses, answers)`: a list of these dictionaries, in order. If scoring can take long, each of them also
   has `timed_out`. A user's own file may omit this function (own.py).
 - perhaps `reply(turns, problem)`: the task's reply to the model's last turn, a string, or None if the conversation is
   over. turns: the texts of the model's turns so far. grpo_multi_turn.py runs such conversations; in other scripts each
   ends after its first turn.
 - perhaps `score_conversation(turns, answer)`: a dictionary like `score`'s, for tasks with `reply` whose reward
-  depends on all turns. Without it `score` reads the last turn.
+  depends on all turns. Without it `score` reads the last turn. A part may be a list, with a number per turn.
+- perhaps `state(turns, problem)`: for gigpo.py, the state in which the next turn begins, which can be a key.
 - perhaps `puzzle_of(problem)`: the puzzle's identity. If either training or test puzzles come from a file, and
   the others are generated, it keeps test puzzles out of training.
 """
 
+import copy
 import importlib
+import json
 import random
 import re
-import sys
 
-from rewards import calculator, countdown, gym, kk, own
+# Import other tasks, and own.py, which needs pydantic, where they are used: nano_grpo.py needs kk.py alone.
+from rewards import kk
+
+
+class TaskError(ValueError):
+    """A user's task has failed: its message is one line with the file, the turn's beginning and the exception."""
+
 
 TASKS = ("kk", "math", "countdown", "hitab", "gym", "calculator", "guess")
 OPTIONS = {  # settings of one task only
@@ -42,6 +51,8 @@ def find_task(name, flag="--task"):
     if name in TASKS:
         return importlib.import_module(f"rewards.{name}")
     if name.endswith(".py"):
+        from rewards import own
+
         return own.read_file(name, flag)
     raise ValueError(f"{flag} is {name!r}; it must be one of {', '.join(TASKS)}, or a Python file")
 
@@ -51,11 +62,11 @@ def check_options(args):
     kk.parse_people(args.people)
     if not args.has_sampler:  # sft.py: of these tasks, only Knights & Knaves has worked solutions
         return
-    countdown.parse_numbers(args.numbers)
+    find_task("countdown").parse_numbers(args.numbers)
     if args.task == "calculator":
-        calculator.parse_operations(args.operations)
+        find_task("calculator").parse_operations(args.operations)
     if args.task == "gym":  # other tasks don't need the library
-        gym.check(args.gym, args.gym_options, args.data or args.test_data)
+        find_task("gym").check(args.gym, args.gym_options, args.data or args.test_data)
 
 
 def load_task(args, encode):
@@ -66,18 +77,25 @@ def load_task(args, encode):
     says how many.
     Errors: ValueError if the data are invalid; it names the file or value.
     """
+    from rewards import own
+
     task = find_task(args.task)
     check_options(args)
     options = {name: getattr(args, name) for name in OPTIONS.get(args.task, [])}
     splits = []
+    loads = []
     for split, source, size in (("train", args.data, None), ("test", args.test_data, args.eval_size)):
         if args.task in TASKS:
             problems = task.load(source or None, split, size=size, seed=args.seed, **options)
         else:
             problems = own.load(args.task, task, source or None, split, size, args.seed)
+            loads.append((source or None, split, size, args.seed))
         for i, problem in enumerate(problems):
             problem["id"] = i
-            problem.update(encode(problem))
+            try:
+                problem.update(encode(problem))
+            except ValueError as error:
+                raise ValueError(f"--task {args.task}, {split} problem {i + 1}: {error}") from error
         fitting = [problem for problem in problems if len(problem["prompt_ids"]) <= args.max_prompt_tokens]
         if not fitting:
             shortest = min(len(problem["prompt_ids"]) for problem in problems)
@@ -95,18 +113,26 @@ def load_task(args, encode):
             train = without(sorted(order[n_test:], key=lambda p: p["id"]), test, question)
             return task, train, test
     train, test = splits
-    # The generator does not know the file. If both are files, their content is the user's choice.
-    if bool(args.data) != bool(args.test_data) and hasattr(task, "puzzle_of"):
-        train = without(train, test, task.puzzle_of)
+    if loads:
+        own.check(args.task, task, train, loads, args.score_timeout)
+    if args.task != "guess":  # it trains and tests on the same fifteen numbers
+        key = getattr(task, "puzzle_of", question if args.task in ("math", "hitab") else identity)
+        train = without(train, test, key, keep_if_all=True)
     return task, train, test
 
 
-def without(train, test, key):
-    """Return the training problems that are not test problems, by their key; print how many are dropped."""
+def without(train, test, key, keep_if_all=False):
+    """Return the training problems that are not test problems, by their key; print how many are dropped.
+
+    If none is left, it raises a ValueError or, with keep_if_all, prints a line and returns them all.
+    """
     tested = set(map(key, test))
     others = [problem for problem in train if key(problem) not in tested]
-    if not others:
+    if not others and not keep_if_all:
         raise ValueError("every problem to train on is a test problem, too: give another --data or --test_data")
+    if not others:
+        print("warning: every problem to train on is a test problem, too: the test accuracy is that of problems seen")
+        return train
     if len(others) < len(train):
         print(f"train: {len(train) - len(others)} of {len(train)} are test problems, too, and left out")
     return others
@@ -118,43 +144,123 @@ def question(problem):
     return re.sub(r"[\s\u200b-\u200d\u2060\ufeff]", "", "\0".join(turns))  # also blanks without width
 
 
+def identity(problem):
+    """Return what equal problems share: the question (see question) and the answer.
+
+    In a game, the answer may be all that differs: every game of guess.py has the same prompt.
+    """
+    return question(problem), json.dumps(problem["answer"], sort_keys=True, default=str)
+
+
 def score(task, responses, problems):
     """Return a dictionary with reward, correct and format for each of vLLM's responses, which have their texts.
 
     problems: one per response. A conversation is scored by its last turn, or by all its turns if the task has
-    score_conversation(). Ends the program with one line if the task returns anything else, such as NaN.
+    score_conversation(). If the task fails in any process, TaskError is raised in all of them: records.py then ends the
+    run with a checkpoint. All processes must call it.
     """
+    from runtime import processes  # here, because flags.check must find bad flags before torch is loaded
+
     answers = [problem["answer"] for problem in problems]
     conversations = [getattr(response, "turns", [response.text]) for response in responses]
-    scores = scores_of(task, conversations, answers)
+    scores, failed = [], getattr(task, "failed", "")
     try:
-        own.check_scores(task, scores, conversations)
-    except ValueError as error:
-        sys.exit(f"error: {error}. The run ends here; --resume goes on from its last checkpoint")
+        if not failed:
+            scores = scores_of(task, conversations, answers)
+    except TaskError as error:
+        failed = str(error)
+    for failure in filter(None, processes.gather([failed])):
+        raise TaskError(failure)
     # Copy them, because equal responses may share one. Convert rewards to float, because they become tensors.
     return [{**found, "reward": float(found["reward"])} for found in scores]
 
 
 def scores_of(task, conversations, answers):
-    """Return the scores of conversations (lists of turns): by all turns if the task wants them, or by the last."""
-    if hasattr(task, "score_conversation"):
-        return [task.score_conversation(turns, answer) for turns, answer in zip(conversations, answers)]
-    return task.score_all([turns[-1] for turns in conversations], answers)
+    """Return the scores of conversations (lists of turns): by all turns if the task wants them, or by the last.
+
+    own.TaskError if the task fails, or gives anything else, such as NaN. A call that was ended counts as timed out. Its
+    reward is 0, or the lowest of the others if that is less, so that it never pays to exceed the limit.
+    """
+    from rewards import own
+
+    if hasattr(task, "scores_one_by_one"):  # a user's own file
+        found = own.scores(task, conversations, answers)
+    elif hasattr(task, "score_conversation"):
+        found = [task.score_conversation(turns, answer) for turns, answer in zip(conversations, answers)]
+    else:
+        found = task.score_all([turns[-1] for turns in conversations], answers)
+    if not hasattr(task, "scores_one_by_one"):
+        own.check_scores(task, found, conversations)
+    ended = {"correct": False, "format": False, "timed_out": True}
+    complete = [score for score in found if score is not own.TIMED_OUT]
+    ended["reward"] = min([0.0, *(score["reward"] for score in complete)])
+    ended["parts"] = {name: 0.0 for score in complete for name in score.get("parts", {})}
+    return [ended if score is own.TIMED_OUT else score for score in found]
 
 
-def parts_of(score):
-    """Return the numbers that a score's reward consists of, a list; the reward itself if the task names no parts."""
-    return list(score.get("parts", {"reward": score["reward"]}).values())
+def parts_of(task, responses, scores):
+    """Return the parts of each reward, a list of numbers per response, in one order; without parts, the reward itself.
+
+    TaskError in all processes if a response has other parts than the first one. All processes must call it.
+    """
+    from runtime.processes import gather  # here, because flags.check must find bad flags before torch is loaded
+
+    parts = [score.get("parts") or {"reward": score["reward"]} for score in scores]
+    names = gather([list(parts[0])])[0]  # the order of the first process's first response
+    failed = []
+    for part, response in zip(parts, responses):
+        if set(part) != set(names):
+            which = f"the response {response.text!r:.200} the parts {list(part)}, and another one {names}"
+            failed.append(f"{getattr(task, '__file__', task)}: score() gives {which}")
+    for failure in gather(failed[:1]):
+        raise TaskError(failure)
+    return [[total(part[name]) for name in names] for part in parts]
+
+
+def total(part):
+    """Return a part of a reward: the number, or the sum of a list with a number per turn."""
+    return sum(part) if isinstance(part, list) else part
+
+
+def turn_rewards(score, num_turns):
+    """Return the reward of each turn of a conversation, a list that adds up to the score's reward.
+
+    Parts that are lists have a number per turn. The rest of the reward belongs to the last turn.
+    """
+    parts = [part for part in score.get("parts", {}).values() if isinstance(part, list)]
+    rewards = [float(sum(of_turn)) for of_turn in zip(*parts)] or [0.0] * num_turns
+    rewards[-1] += score["reward"] - sum(rewards)
+    return rewards
 
 
 def reply(task, turns, problem):
     """Return the task's reply to the last of the model's turns (texts), a string; None: the conversation is over.
 
-    A task without reply() never replies. Ends the program with one line if the task returns anything else.
+    A task without reply() never replies. If it fails, the conversation is over, and score raises its TaskError, because
+    all processes meet there.
     """
     if not hasattr(task, "reply"):
         return None
-    said = task.reply(turns, problem)
-    if said is not None and not isinstance(said, str):
-        sys.exit(f"error: reply() gives a string or None, and gave {said!r:.60} to {turns[-1]!r:.60}")
-    return said
+    from rewards import own
+
+    try:
+        return own.reply(task, turns, problem)
+    except TaskError as error:
+        task.failed = str(error)
+        return None
+
+
+def state(task, turns, problem):
+    """Return what the model's next turn begins with, after these turns: equal states are compared by gigpo.py.
+
+    A task without state() has the problem and all turns so far as its state. So has one whose state() fails, or gives
+    something that can't be a key of a dictionary, such as a list; score then raises its TaskError.
+    """
+    if hasattr(task, "state"):
+        try:
+            found = task.state(list(turns), copy.deepcopy(problem))
+            hash(found)
+            return found
+        except BaseException as error:
+            task.failed = f"{task.__file__}: state() fails after {turns!r:.60}: {type(error).__name__}: {error}"
+    return (problem["id"], *turns)

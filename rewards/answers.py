@@ -20,6 +20,8 @@ STYLES = (
 ).replace(" ", "|")
 TEXT = r"\\(?:text|textrm|textnormal|textit|textbf|textsf|emph|mathrm|mathsf|mathit|operatorname|mbox|hbox)\s*"
 UNWRAPPED = re.compile(TEXT + r"\{([^{}]*)\}")
+MINUTES = r"(?:'|\^\s?(?:\\prime|\{\s?\\prime\s?\}))(?!')"  # of an angle; also feet
+SECONDS = r"(?:''|\"|\^\s?\{\s?\\prime\s?\\prime\s?\})"  # also inches
 DOTS = r"(?:\\(?:ldots|dots|cdots|dotsc|dotsb)(?![A-Za-z])|\.{3,})"
 
 
@@ -47,6 +49,11 @@ def clean(text):
     text = re.sub(r"\\([lgn])eq(?:slant)?(?![A-Za-z])", r"\\\1e", text)
     text = re.sub(r"\\(?:mathrm|rm|operatorname)(?:\s([eid])(?![A-Za-z])|\s?\{([eid])\})", r"\1\2", text)
     text = re.sub(r"(\\sqrt\s?\[[^\[\]]*\])\s?(\w)", r"\1{\2}", text)
+    text = re.sub(r"\\varnothing(?![A-Za-z])|\\\{\s?\\\}|\b(?:[Tt]he )?[Ee]mpty set\b", r"\\emptyset ", text)
+    text = re.sub(rf"({TEXT}\{{[^{{}}]*[^\s{{}}])(\s(?:and|or)\s?\}})", r"\1}\\text{\2", text)  # \text{ boys and }
+    text = re.sub(rf"^(\d+)\s?{MINUTES}\s?([\d.]+)\s?{SECONDS}$", r"\1 ft \2 in", text)
+    text = re.sub(rf"(\d)\s?\^\s?\{{?\s?\\circ\s?\}}?\s?(\d+)\s?{MINUTES}", r"\1 degrees \2 arcmin ", text)
+    text = re.sub(rf"(arcmin\s+[\d.]+)\s?{SECONDS}", r"\1 arcsec", text)
     text = trim(text)
     text = re.sub(rf"(-?\d*\.\d+)\s?{DOTS}", unfold, text)
     text = re.sub(DOTS, r"\\ldots ", text)
@@ -116,6 +123,7 @@ def mixed_numbers(text):
 FUNCTIONS = "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh coth ln log".split()
 CALLS = {"sqrt": r"\sqrt{%s}", "cbrt": r"\sqrt[3]{%s}", "exp": "e^{%s}", "abs": "|%s|", "Abs": "|%s|"}
 CALLS |= {"floor": r"\lfloor %s\rfloor ", "ceil": r"\lceil %s\rceil ", "ceiling": r"\lceil %s\rceil "}
+ROOT = re.compile(r"(?<![\\A-Za-z])(sqrt|cbrt)\s?(?:(\d+(?:\.\d+)?|[A-Za-z])(?![\w^.(])|(?=[{[]))")
 NAMES = {name: "\\" + name for name in "pi theta alpha beta gamma delta lambda mu rho sigma phi omega infty".split()}
 NAMES |= {"Pi": r"\pi", "infinity": r"\infty", "Infinity": r"\infty", "inf": r"\infty", "oo": r"\infty"}
 NAMES |= {"a" + name: r"\arc" + name for name in ("sin", "cos", "tan")} | {name: "\\" + name for name in FUNCTIONS}
@@ -125,6 +133,7 @@ SIGNS = {"**": "^", "<=": r"\le ", ">=": r"\ge ", "!=": r"\ne ", "*": r"\cdot "}
 
 def code_as_latex(text):
     r"""Write 2*pi, ln(2), x**(1/2) and exp(16) as 2\cdot \pi , \ln (2), x^{1/2} and e^{16}. Words stay."""
+    text = ROOT.sub(lambda root: CALLS[root[1]] % root[2] if root[2] else CALLS[root[1]].removesuffix("{%s}"), text)
     runs = re.findall(r"(?<![\\A-Za-z])[A-Za-z]{2,}", UNWRAPPED.sub("", text))
     if re.fullmatch(r"[\w\s'-]*", text) and any(run not in NAMES and run not in CALLS for run in runs):
         return text
@@ -217,6 +226,7 @@ SPELLINGS = {  # spellings of units; others are never compared. Case counts if a
     "year": "yr", "decade": "", "century": "centuries",
     "cent": "¢", "dollar": "$ USD usd buck", "euro": "€ EUR", "poundsterling": "£ GBP", "yen": "¥ JPY",
     "rupee": "₹ INR Rs", "degree": "deg", "degreecelsius": "", "degreefahrenheit": "", "rad": "radian",
+    "arcmin": "arcminute", "arcsec": "arcsecond",
     "%": "percent percentage pct", "am": "", "pm": "", "acre": "", "ha": "hectare",
     "mHz": "millihertz", "Hz": "hertz", "kHz": "kilohertz", "MHz": "megahertz", "GHz": "gigahertz",
     "N": "newton", "kN": "kilonewton", "J": "joule", "kJ": "kilojoule", "MJ": "megajoule",
@@ -229,6 +239,7 @@ SPELLINGS = {  # spellings of units; others are never compared. Case counts if a
 UNITS = {name: unit for unit, names in SPELLINGS.items() for name in [unit, *names.split()]}
 UNITS |= {"per": "/", "mph": "mi/h", "kph": "km/h", "kmh": "km/h", "kmph": "km/h", "celsius": "celsius"}
 UNITS |= {"fahrenheit": "fahrenheit", "o'clock": "oclock", "squared": "2", "cubed": "3"}
+SHORT_POWER = re.compile(r"(?<![A-Za-z])([sS]q|[cC]u)(?:\.\s?|(?=(?:[mck]?m|in|ft|yd|mi)(?![A-Za-z])))")  # sq. ft, sqft
 POWERS = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
 MULTIPLIERS = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 # Words that are not units: with one of them behind a number, the text is not a quantity.
@@ -254,8 +265,9 @@ def quantity(text):
     multiplies. Bare words count as a unit only after a plain number, and single letters only after a blank: 6m is an
     expression.
     """
+    text = SHORT_POWER.sub(r"\1 ", text)
     text = re.sub(rf"\\[dtc]?frac\s?\{{{UNWRAPPED.pattern}\}}\s?\{{{UNWRAPPED.pattern}\}}$", r"\\text{\1/\2}", text)
-    currency = re.match(r"([-+]?)\s?(\\\$|[€£¥₹]|(?:Rs|USD|EUR|GBP|INR)(?=[.\s\d]))\.?\s?([-+]?)", text)
+    currency = re.match(r"([-+]?)\s?(\\\$|[€£¥₹¢]|(?:Rs|USD|EUR|GBP|INR)(?=[.\s\d]))\.?\s?([-+]?)", text)
     head = currency[1] + currency[3] + text[currency.end() :] if currency else text
     head, words, is_bare = without_words(head)
     is_cut = re.search(rf"(?:[-+=/^_(,;:]|\\(?:{OPERATORS}))$", head) is not None
@@ -298,7 +310,8 @@ def is_unit(last, head):
     word, before = last["bare"], head[: last.start() + len(last["gap"])]
     if len(word) == 1 and word.isascii():
         return word in UNITS and last["gap"] not in ("", "(")
-    return spelled(word) is not None or word.lower() in MULTIPLIERS or (not before[-1].isdigit() and is_noun(word))
+    known = spelled(word) is not None or word.lower() in MULTIPLIERS or word.lower() in POWERS
+    return known or (not before[-1].isdigit() and is_noun(word))
 
 
 def is_noun(word):
@@ -341,6 +354,42 @@ def spelled(word):
         if unit:
             return unit
     return None
+
+
+SCALES = [  # units that are converted into each other: how many of the smallest one each is
+    {"nm": 1, "mm": 10**6, "cm": 10**7, "m": 10**9, "km": 10**12}, {"in": 1, "ft": 12, "yd": 36, "mi": 63360},
+    {"mg": 1, "g": 10**3, "kg": 10**6}, {"oz": 1, "lb": 16}, {"ml": 1, "cl": 10, "dl": 100, "l": 1000},
+    {"ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "day": 86_400_000, "week": 604_800_000},
+    {"month": 1, "year": 12, "decade": 120, "century": 1200}, {"cent": 1, "dollar": 100},
+    {"arcsec": 1, "arcmin": 60, "degree": 3600},
+]  # fmt: skip
+SCALE = {unit: (kind, factor) for kind, scale in enumerate(SCALES) for unit, factor in scale.items()}
+BETWEEN = re.compile(  # where 5 ft and 6 in, or 5 ft 6 in, is cut
+    r"(?:\s?,)?\s?\band\s|(?:(?<=[A-Za-z¢])|(?<=[A-Za-z]\.))(?<!frac|sqrt)\s?,?\s?(?=\\?\$?\d|\\[dt]?frac)"
+)
+
+
+def measure(text):
+    """Return ((index in SCALES, power), units, sum in the smallest unit, a text) of 5 ft 6 in or 5 ft; or None."""
+    text = re.sub(rf"{BLANK}+", " ", UNWRAPPED.sub(r" \1 ", text)).strip()
+    pieces = BETWEEN.split(text)
+    kinds, units, total = set(), [], []
+    for piece in pieces:
+        core, unit = quantity(trim(piece))
+        glued = re.fullmatch(r"([\d.]+)([a-z]{1,3})", piece)
+        if unit is None and glued and len(pieces) > 1:  # 2h 30min
+            core, unit = glued[1], spelled(glued[2])
+        if unit == "m" and "h" in units:  # 2 h 30 m
+            unit = "min"
+        found = re.fullmatch(r"([a-z]+)([23]?)", unit or "")
+        is_list = number(core) is None and re.search("[,;]", core)
+        if not found or found[1] not in SCALE or unit in units or is_list:
+            return None
+        kind, factor = SCALE[found[1]]
+        kinds.add((kind, int(found[2] or 1)))
+        units.append(unit)
+        total.append(times(core, factor ** int(found[2] or 1)))
+    return (kinds.pop(), units, " + ".join(total)) if len(kinds) == 1 else None
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -429,6 +478,22 @@ def folded(text):
     return "".join(tokens)
 
 
+NAMED = re.compile(r"([A-Za-z]\w*(?: [A-Za-z]+)*?)(?:\s?[=:]\s?| (?=-?\d))([^=:]+)")  # boys = 3, Ann: 5, Ann 5
+
+
+def label(text):
+    """Return (words, value) of 3 red balls, balls = 3 and x = 3, with words in the singular; otherwise ((), text)."""
+    named = NAMED.fullmatch(re.sub(rf"{BLANK}+", " ", UNWRAPPED.sub(r" \1 ", text)).strip())
+    if named:
+        words, value = named[1].split(), named[2]
+    else:
+        value, words, _ = without_words(text)
+        if number(value) is None or NO_UNITS & set(words):
+            return (), text
+    unit = unit_name(words)
+    return (unit,) if unit else tuple(re.sub("e?s?$", "", word.casefold()) or word for word in words), value
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # Lists
 
@@ -477,7 +542,8 @@ def inside_brackets(text):
 
 
 def ratio(text):
-    """Return the parts of 1:2:3 and of 1 to 2, or None."""
+    """Return the parts of 1:2:3, of 1 to 2 and of a:b = 1:2, or None."""
+    text = re.sub(r"^[A-Za-z\s:]*=|\\colon(?![A-Za-z])", lambda sign: ":" * (sign[0][-1] != "="), text)
     text = re.sub(rf"(?<=[\d}}\s])(?:{TEXT}\{{\s?to\s?\}}|to)(?=[\s\d\\])", ":", text)
     parts = [trim(part) for part in text.split(":")]
     return parts if len(parts) > 1 and all(re.search(r"\d", part) for part in parts) else None

@@ -23,6 +23,8 @@ from rewards.answers import (
     inside_brackets,
     is_noun,
     is_word,
+    label,
+    measure,
     number,
     quantity,
     ratio,
@@ -42,7 +44,7 @@ def equal(answer, gold):
     """Return whether the answer equals the gold. Each rule returns True or False, or None if it does not apply."""
     if answer == gold:
         return True
-    for rule in (equal_times, equal_ratios, equal_lists, equal_words, equal_quantities):
+    for rule in RULES:
         verdict = rule(answer, gold)
         if verdict is not None:
             return verdict
@@ -50,13 +52,16 @@ def equal(answer, gold):
 
 
 def equal_times(answer, gold):
-    r"""Compare clock times: 4:50 is not a ratio. If a text may be a ratio (7:38), \frac{7}{38} is also right."""
+    r"""Compare clock times: 4:50 is not a ratio, except beside 14:76. For 7:38, \frac{7}{38} is also right."""
     one, other = clock(answer), clock(gold)
     if one and other:
         return same_time(one, other)
     time = answer if one else gold if other else ""
     if ":" not in time:
         return None
+    parts = ratio(gold if one else answer)
+    if parts and len(parts) == len(time.split(":")) and re.fullmatch(r"[\d:]+", time):
+        return None  # equal_ratios compares them
     plain = (gold if one else answer).replace(" ", "")
     found = re.fullmatch(r"(\d+)(?::|/)(\d+)|\\[dt]?frac\{(\d+)\}\{(\d+)\}", plain)
     return found is not None and ":".join(filter(None, found.groups())) == time
@@ -73,6 +78,14 @@ def equal_ratios(answer, gold):
 
 def fractions_of(a, b, c, d):
     return rf"\frac{{{a}}}{{{b}}}", rf"\frac{{{c}}}{{{d}}}"
+
+
+def equal_measures(answer, gold):
+    """Compare amounts in several units or in different ones: 5 ft 6 in equals 66 in, and 25 cents equal $0.25."""
+    one, other = measure(answer), measure(gold)
+    if one is None or other is None or (one[1] == other[1] and len(one[1]) == 1):
+        return None
+    return one[0] == other[0] and equal(one[2], other[2])
 
 
 def equal_lists(answer, gold):
@@ -117,7 +130,7 @@ def equal_tuples(answer, gold):
         one, other = elements(answer, thousands=thousands), elements(gold, thousands=thousands)
         if len(one) == len(other) == 1:
             return None
-        if len(one) == len(other) and all(map(equal, one, other)):
+        if len(one) == len(other) and all(map(equal_parts, one, other)):
             return True
     return False
 
@@ -126,27 +139,53 @@ def equal_sets(answers, golds):
     """Return whether each element of either set is in the other; None if neither has several."""
     if len(answers) <= 1 and len(golds) <= 1:
         return None
-    in_golds = all(any(equal(one, gold) for gold in golds) for one in answers)
-    return in_golds and all(any(equal(one, gold) for one in answers) for gold in golds)
+    in_golds = all(any(equal_parts(one, gold) for gold in golds) for one in answers)
+    return in_golds and all(any(equal_parts(one, gold) for one in answers) for gold in golds)
 
 
 def equal_elements(answers, golds):
-    """Return whether the lists have equal elements, each equally often. Empties both."""
+    """Return whether the lists have equal elements, each equally often. Empties both.
+
+    Values belong to their names: 3 boys and 2 girls are not 2 boys and 3 girls. If only one list has names, and they
+    differ, the order counts; letters in the answer alone (a = 3, b = 2) only number the values.
+    """
+    mine, theirs = names(answers), names(golds)
+    if mine and theirs:
+        return mine.keys() == theirs.keys() and all(equal(mine[name], theirs[name]) for name in theirs)
+    if theirs and not any(label(one)[0] for one in answers):
+        return all(map(equal, answers, theirs.values()))
+    if mine and max(map(len, mine)) > 1 and not any(label(gold)[0] for gold in golds):
+        return all(map(equal, mine.values(), golds))
     while golds:
         gold = golds.pop(0)
         ordered = sorted(answers, key=lambda one: one != gold)
-        found = next((one for one in ordered if equal(one, gold) and not differ_in_noun(one, gold)), None)
+        found = next((one for one in ordered if equal_parts(one, gold)), None)
         if found is None:
             return False
         answers.remove(found)
     return True
 
 
-def differ_in_noun(answer, gold):
-    """Return True for 3 apples and 3 pears, which differ if a list has both."""
-    if quantity(answer)[1] or quantity(gold)[1] or not bare(answer) or not bare(gold):
+def names(parts):
+    """Return {name: value} if each part of a list has a name of its own, otherwise None: 3 boys, 2 girls.
+
+    The name is the last word, such as pens for red pens, or all words if last words are equal.
+    """
+    found = [label(part) for part in parts]
+    for name_of in (lambda words: words[-1], " ".join):
+        named = {name_of(words).split("_")[0]: value for words, value in found if words}
+        if len(named) == len(parts) > 1:
+            return named
+    return None
+
+
+def equal_parts(answer, gold):
+    """Return whether two parts of lists are equal. 3 apples and 3 pears differ here, because a list may have both."""
+    if not equal(answer, gold):
         return False
-    return folded(bare(answer)) != folded(bare(gold)) and is_word(bare(answer)) and is_word(bare(gold))
+    if quantity(answer)[1] or quantity(gold)[1] or not bare(answer) or not bare(gold):
+        return True
+    return folded(bare(answer)) == folded(bare(gold)) or not is_word(bare(answer)) or not is_word(bare(gold))
 
 
 def equal_words(answer, gold):
@@ -175,12 +214,24 @@ def equal_quantities(answer, gold):
 
 
 def equal_percent(answer, gold, of_gold):
-    """Compare a percentage with a number: 50% equals 0.5 and 50. of_gold: the gold is the percentage."""
+    """Compare a percentage with a number: 50% equals 0.5 and 50; 0.5% only 0.005. of_gold: it is the percentage."""
     value, golds = number(answer), values(gold)
     if value is not None and golds:
-        return any(value in ((one, one / 100) if of_gold else (one, one * 100)) for one in golds)
+        shares = [one / 100 if of_gold else one * 100 for one in golds]
+        return value in shares or (abs(value) > 1 and value in golds)
     answer_share, gold_share = (answer, rf"\frac{{{gold}}}{{100}}") if of_gold else (rf"\frac{{{answer}}}{{100}}", gold)
-    return equal(answer, gold) or equal_expressions(answer_share, gold_share)
+    return equal_expressions(answer_share, gold_share) or (equal(answer, gold) and not is_share(gold))
+
+
+def is_share(text):
+    """Return whether a text is a number from -1 to 1."""
+    try:
+        return abs(complex(read(text).evalf())) <= 1
+    except (TypeError, ValueError, AttributeError):
+        return False
+
+
+RULES = [equal_times, equal_ratios, equal_measures, equal_lists, equal_words, equal_quantities]
 
 
 def readable(gold):
@@ -193,7 +244,7 @@ def readable(gold):
     if len(parts) > 1:
         return all(map(readable, parts))
     core, _ = quantity(gold)
-    if number(core) is not None or clock(gold):
+    if number(core) is not None or clock(gold) or measure(gold) or core == r"\emptyset":
         return True
     words = bare(gold)
     if words is not None and is_word(words):

@@ -6,14 +6,17 @@ solutions if its module offers `worked(problem, careful, seed)`: Knights & Knave
 
 import functools
 import random
+from typing import Annotated, Any
 
 import pydantic
 
 from rewards import find_task, kk, kk_solutions, math, own, question, without
+from rewards.rows import chat_of
 
 
 class Chat(pydantic.BaseModel):
-    messages: list[own.Message] = pydantic.Field(min_length=2)
+    messages: Annotated[list[own.Turn], pydantic.BeforeValidator(chat_of)] = pydantic.Field(min_length=2)
+    tools: Any = None
 
 
 def load_task(args, encode):
@@ -64,14 +67,18 @@ def read_chats(source, split):
     for name, rows in math.read_source(source, split):
         for i, row in enumerate(rows, 1):
             where = f"{name}, row {i}"
-            *before, last = own.as_model(Chat, row, where).model_dump()["messages"]
+            chat = own.as_model(Chat, row, where).model_dump()
+            *before, last = chat["messages"]
             if last["role"] != "assistant":
                 raise ValueError(
                     f"{where}: the last turn must be the assistant's, to be learned, not the {last['role']}'s"
                 )
-            if not last["content"].strip():
+            if not last["content"].strip() and not last.get("tool_calls"):
                 raise ValueError(f"{where}: the assistant's last turn is empty: there is nothing to learn")
-            examples.append({"messages": before, "prefix": "", "response": last["content"]})
+            example = {"messages": before, "prefix": "", "response": last["content"], "tools": chat["tools"]}
+            if any(value for key, value in last.items() if key not in ("role", "content")):
+                example["turn"] = last  # with calls or reasoning: the chat template writes it
+            examples.append(example)
     return examples
 
 

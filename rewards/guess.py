@@ -47,25 +47,39 @@ def reply(turns, problem):
     return "higher" if guess < number else "lower"
 
 
-def score_conversation(turns, answer):
-    """Return a game's reward from all its turns: for winning, less with every turn; and for guesses that make sense."""
-    low, high = 1, HIGHEST  # where the number can be, given the replies
-    num_sensible = 0
-    guesses = [guess_of(turn) for turn in turns]
+def state(turns, problem):
+    """Return what the player knows before the next turn: the lowest and the highest number that it can be."""
+    return known(map(guess_of, turns), problem["answer"])
+
+
+def known(guesses, number):
+    """Return (low, high), where the number can be after these guesses and their replies."""
+    low, high = 1, HIGHEST
     for guess in guesses:
-        if guess is None:
-            break
-        num_sensible += low <= guess <= high
-        if guess < answer:
+        if guess is None:  # no number was guessed
+            continue
+        if guess < number:
             low = max(low, guess + 1)
         else:
             high = min(high, guess - 1)
+    return low, high
+
+
+def score_conversation(turns, answer):
+    """Return a game's reward from all its turns: for winning, less with every turn; and for guesses that make sense."""
+    guesses = [guess_of(turn) for turn in turns]
     won = guesses[-1] == answer
+    sensible = []  # for each turn, whether the number could be the guess
+    for i, guess in enumerate(guesses):
+        low, high = known(guesses[:i], answer)
+        sensible.append(guess is not None and low <= guess <= high)
+    per_guess = FOR_SENSE / (len(turns) if won else TURNS)
     parts = {
         "won": 1 - COST * (len(turns) - 1) if won else 0.0,
-        "sense": FOR_SENSE * (num_sensible / len(turns) if won else num_sensible / TURNS),
+        "sense": [per_guess * is_sensible for is_sensible in sensible],
     }
-    return {"reward": sum(parts.values()), "correct": won, "format": None not in guesses, "parts": parts}
+    reward = parts["won"] + FOR_SENSE * (sum(sensible) / (len(turns) if won else TURNS))
+    return {"reward": reward, "correct": won, "format": None not in guesses, "parts": parts}
 
 
 def score(response, answer):

@@ -22,7 +22,7 @@ from rewards import hitab_sheets, puzzles
 from rewards.hitab_tables import markdown
 from rewards.math import last_box
 from rewards.notation import fractions_as_decimals, latex
-from rewards.rows import check_columns, check_split, check_text, files_of, hub_parts, read_file
+from rewards.rows import check_columns, check_split, check_text, files_of, hub_parts, is_saved, read_file
 
 KINDS = ["lookup", "sum", "difference", "comparison"]  # kinds of questions
 DEFAULT_SIZE = {"train": 10_000, "test": 1024}
@@ -205,7 +205,7 @@ def make_item(table, question, answer, category):
 def read_source(source, split):
     """Return the items of the folder's samples for the split, of the file, or of the hub data set."""
     path = Path(source).expanduser()
-    if path.is_dir():
+    if path.is_dir() and not is_saved(path):
         path = samples_file(path, split)
     elif files_of(source, split) is None:
         return read_hub(source, split)

@@ -99,9 +99,8 @@ def read_answer(block, names, strict=False):
         return None
     claims = {}
     for name in names:
-        # Lookarounds instead of \b, which fails next to a name that ends in a full stop. `++` never backtracks, so
-        # it reads a long run of blanks only once.
-        match = re.search(rf"(?<!\w){re.escape(name)}(?!\w)\s++is\s++a\s++(knight|knave)\b", block, re.IGNORECASE)
+        # Lookarounds instead of \b, which fails next to a name that ends in a full stop.
+        match = re.search(rf"(?<!\w){re.escape(name)}(?!\w)\s+is\s+a\s+(knight|knave)\b", block, re.IGNORECASE)
         if match is None:
             return None
         claims[name] = match[1].lower() == "knight"
@@ -112,9 +111,9 @@ def read_answer(block, names, strict=False):
 
 def is_plain_list(block, names):
     """Return whether the block is one "NAME is a knight/knave" per name, with only separators and markers around."""
-    between = re.compile(r"(?:\s|[,;.*•-]|and\b|\(\d++\)|\d++[.)])*+", re.IGNORECASE)
+    between = re.compile(r"(?:\s|[,;.*•-]|and\b|\(\d+\)|\d+[.)])*", re.IGNORECASE)
     longest_first = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
-    statement = re.compile(rf"({longest_first})\s++is\s++a\s++(?:knight|knave)\b", re.IGNORECASE)
+    statement = re.compile(rf"({longest_first})\s+is\s+a\s+(?:knight|knave)\b", re.IGNORECASE)
     seen = []
     place = between.match(block).end()
     while match := statement.match(block, place):

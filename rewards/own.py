@@ -4,36 +4,49 @@ rewards/__init__.py lists the functions that a task must offer. A file that lack
 before anything large is loaded.
 """
 
+import copy
 import functools
 import importlib.util
 import json
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
 import pydantic
 
-from rewards.rows import text_of
+from rewards import TaskError
+from rewards.rows import check_text, text_of, with_content
+
+TIMED_OUT = "timed out"  # in place of a score
 
 
-class Message(pydantic.BaseModel):
+class Message(pydantic.BaseModel, extra="allow"):
+    """A turn. It may have more keys, such as tool_calls; runtime/chats.py refuses what the template leaves out."""
+
     role: str
     content: Annotated[str, pydantic.BeforeValidator(text_of)]
 
 
+Turn = Annotated[Message, pydantic.BeforeValidator(with_content)]
+
+
 class Problem(pydantic.BaseModel):
-    messages: list[Message] = pydantic.Field(min_length=1)
+    messages: list[Turn] = pydantic.Field(min_length=1)
     answer: Any
     prefix: str = ""
     category: str | int = "all"
 
 
+# The square of a larger one is infinite in float32, and so is the standard deviation of a group.
+Reward = Annotated[float, pydantic.Field(allow_inf_nan=False, ge=-1e18, le=1e18)]
+
+
 class Score(pydantic.BaseModel):
-    # The square of a larger one is infinite in float32, and so is the standard deviation of a group.
-    reward: float = pydantic.Field(allow_inf_nan=False, ge=-1e18, le=1e18)
+    reward: Reward
     correct: bool
     format: bool
-    parts: dict[str, Annotated[float, pydantic.Field(allow_inf_nan=False)]] = {}
+    parts: dict[str, Reward | list[Reward]] = {}  # a list has a number per turn
 
 
 @functools.cache
@@ -45,68 +58,151 @@ def read_file(name, flag="--task"):
     spec = importlib.util.spec_from_file_location(f"task_{path.stem}", path)
     task = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = task  # dataclasses and multiprocessing look for it there
+    # A task in several files imports the others. Its folder comes last: it hides no library.
+    sys.path.append(str(path.resolve().parent))
     try:
         spec.loader.exec_module(task)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # also SystemExit
         raise ValueError(f"{flag} {name} can't be imported: {said(error)}") from error
     for function in ("load", "score"):
         if not callable(getattr(task, function, None)):
             raise ValueError(f"{flag} {name} has no function {function}(): a task needs load() and score()")
-    if not hasattr(task, "score_all"):
+    task.scores_one_by_one = not hasattr(task, "score_all")
+    if task.scores_one_by_one:
         task.score_all = lambda responses, answers: [task.score(*pair) for pair in zip(responses, answers)]
     return task
 
 
 def load(name, task, source, split, size, seed):
-    """Return the problems from the task's load(), completed with all optional keys.
-
-    ValueError unless they are valid, and so is the score of an empty response to the first one.
-    """
+    """Return the problems from the task's load(), completed with all optional keys. ValueError unless all are valid."""
     try:
         problems = task.load(source, split, size=size, seed=seed)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise ValueError(f"{name}: load() fails: {said(error)}") from error
     if not isinstance(problems, list) or not problems:
         raise ValueError(f"{name}: load() must give a list of problems, and gave {problems!r:.60}")
     complete = []
     for i, problem in enumerate(problems):
-        checked = as_model(Problem, problem, f"{name}: problem {i} of load()")
+        where = f"{name}: problem {i} of load()"
+        checked = as_model(Problem, problem, where)
+        check_json(checked.answer, f"{where}: its answer")
         complete.append({**problem, **checked.model_dump()})
-    try:
-        json.dumps(complete[0]["answer"])
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: problem 0 of load(): its answer can't be kept as JSON: {error}") from error
-    try:
-        if hasattr(task, "score_conversation"):
-            scores = [task.score_conversation([""], complete[0]["answer"])]
-        else:
-            scores = task.score_all([""], [complete[0]["answer"]])
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"{name}: score() fails on an empty response: {said(error)}") from error
-    if hasattr(task, "reply"):
-        try:
-            reply = task.reply([""], complete[0])
-        except (Exception, SystemExit) as error:
-            raise ValueError(f"{name}: reply() fails on an empty turn: {said(error)}") from error
-        if reply is not None and not isinstance(reply, str):
-            raise ValueError(f"{name}: reply() must give a string or None, and gave {reply!r:.60}")
-    if not isinstance(scores, list) or len(scores) != 1:
-        raise ValueError(f"{name}: score_all() must give a list with a score for each response, not {scores!r:.60}")
-    as_model(Score, scores[0], f"{name}: what score() gives")
     return complete
 
 
+def check(name, task, problems, loads, seconds):
+    """Try score() and reply() with empty responses to the first problems. ValueError if they fail.
+
+    From now on the task's own process scores responses (judge.py). loads, seconds: as in judge.Judge.
+    """
+    from rewards import judge  # here, because its process imports this module
+
+    task.judge = judge.Judge(task, loads, seconds)
+    task.judge.start()  # while reply() is tried
+    if hasattr(task, "reply"):
+        reply(task, [""], problems[0])
+    if hasattr(task, "state"):
+        for turns in ([], [""]):
+            try:
+                hash(task.state(turns, problems[0]))
+            except BaseException as error:
+                raise ValueError(f"{name}: state() must give a key; after {turns}: {said(error)}") from error
+    answers = [problem["answer"] for problem in problems[:2] * 2][:2]
+    if TIMED_OUT in scores(task, [[""], [""]], answers):
+        raise ValueError(f"{name}: score() of an empty response took longer than --score_timeout, {seconds:g} s")
+
+
+def reply(task, turns, problem):
+    """Return reply()'s string or None. It gets copies. TaskError if it raises, or returns anything else."""
+    try:
+        text = task.reply(list(turns), copy.deepcopy(problem))
+        if text is not None and not isinstance(text, str):
+            raise TypeError(f"it must give a string or None, and gave {text!r:.60}")
+        check_text(text or "", "it")
+    except BaseException as error:
+        raise TaskError(failure(task.__file__, "reply", turns[-1], error)) from error
+    return text
+
+
+def scores(task, conversations, answers):
+    """Return the scores of conversations (lists of turns), TIMED_OUT where a call was ended. TaskError if one fails.
+
+    The functions get copies, in the task's own process if check has started one.
+    """
+    name, texts = "score", [turns[-1] for turns in conversations]
+    if hasattr(task, "score_conversation"):
+        name, texts = "score_conversation", conversations
+    elif not task.scores_one_by_one:
+        found = call(task, "score_all", texts, answers)
+        if found is TIMED_OUT:
+            return [TIMED_OUT] * len(texts)
+        if not isinstance(found, list) or len(found) != len(texts):
+            raise TaskError(f"{task.__file__}: score_all() gave {found!r:.200} for {len(texts)} responses, not a list "
+                            "with a score for each")  # fmt: skip
+        check_scores(task, found, conversations)
+        return found
+    found = []
+    for text, answer, turns in zip(texts, answers, conversations):
+        found.append(call(task, name, text, answer))
+        if found[-1] is not TIMED_OUT:
+            check_scores(task, found[-1:], [turns])
+    return found
+
+
+def call(task, name, text, answer):
+    """Return what the function of this name gives, or TIMED_OUT if the call was ended. TaskError if it raises."""
+    if not hasattr(task, "judge"):
+        try:
+            return getattr(task, name)(copy.deepcopy(text), copy.deepcopy(answer))
+        except BaseException as error:
+            raise TaskError(failure(task.__file__, name, text, error)) from error
+    try:
+        return task.judge.call(name, text, answer)
+    except TimeoutError:
+        if not task.judge.has_warned:
+            task.judge.has_warned = True
+            print(f"warning: {task.__file__}: {name}() took longer than --score_timeout, {task.judge.seconds:g} s, or "
+                  f"ended its process, on {str(text)[:60]!r}: such responses count as timed_out")  # fmt: skip
+        return TIMED_OUT
+
+
 def check_scores(task, scores, responses):
-    """Raise ValueError, with the task's file and the response, unless score_all() scored each response completely.
+    """Raise TaskError, with the task's file and the response, unless score_all() scored each response completely.
 
     responses: per response, the list of its turns.
     """
     name = getattr(task, "__file__", task)
     if len(scores) != len(responses):
-        raise ValueError(f"{name}: score_all() gave {len(scores)} scores for {len(responses)} responses")
+        raise TaskError(f"{name}: score_all() gave {len(scores)} scores for {len(responses)} responses")
     for score, response in zip(scores, responses):
         said = response[0] if len(response) == 1 else response
-        as_model(Score, score, f"{name}: what score() gives the response {said!r:.200}")
+        what = f"{name}: what score() gives the response {said!r:.200}"
+        try:
+            as_model(Score, score, what)
+            check_json(score, what)
+            for part, value in score.get("parts", {}).items():
+                if isinstance(value, list) and len(value) != len(response):
+                    raise ValueError(
+                        f"{name}: part {part!r} of a score has {len(value)} numbers for {len(response)} turns"
+                    )
+        except ValueError as error:
+            raise TaskError(str(error)) from error
+
+
+def check_json(value, what):
+    """Raise ValueError unless the value can be kept as JSON, which has no NaN and no dates."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{what} can't be kept as JSON: {error}") from error
+
+
+def failure(file, name, text, error):
+    """Say in one line what a task's function raised, where in the file, and for which turn."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    where = f" in line {lines[-1]}" if lines else ""
+    turn = (text or [""])[-1] if isinstance(text, list) else text
+    return " ".join(f"{file}: {name}() fails{where} on {turn[:60]!r}: {said(error)}".split())
 
 
 def as_model(model, found, what):

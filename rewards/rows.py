@@ -3,6 +3,8 @@
 Every error is a ValueError that names the file and the row (counted from 1).
 """
 
+import ast
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 SUFFIXES = {".parquet", ".json", ".jsonl"}
 OTHER_FILES = {".csv", ".tsv", ".txt"}  # neither data nor hub ids
 SPLITS = ("train", "test")
+MEDIA = re.compile(r"(?:image|audio|video)s?(?:_(?:path|file|url|bytes))?s?|multi_?modal_data", re.IGNORECASE)
 
 
 def check_split(split, size=None):
@@ -20,8 +23,13 @@ def check_split(split, size=None):
 
 
 def files_of(source, split):
-    """Return the files that a path names: itself, or the folder's files for the split. None if it is a hub id."""
+    """Return the files that a path names: itself, or the folder's files for the split.
+
+    None if it is a hub id, or a folder that `save_to_disk` of the library `datasets` has written.
+    """
     path = Path(source).expanduser()
+    if is_saved(path):
+        return None  # hub_parts reads it
     if path.is_dir():
         return folder_files(path, split)
     if path.is_file():
@@ -29,6 +37,12 @@ def files_of(source, split):
     if is_written_as_path(str(source)):
         raise ValueError(f"{source} does not exist")
     return None
+
+
+def is_saved(folder):
+    """Return whether `save_to_disk` has written the folder: a data set, or a dictionary of them."""
+    is_data_set = all((folder / name).is_file() for name in ("state.json", "dataset_info.json"))
+    return is_data_set or (folder / "dataset_dict.json").is_file()
 
 
 def is_written_as_path(name):
@@ -66,14 +80,15 @@ def read_file(file):
         if file.suffix == ".parquet":
             import pyarrow.parquet  # imported here: scoring doesn't need it
 
-            return pyarrow.parquet.read_table(file).to_pylist()
+            return check_rows(pyarrow.parquet.read_table(file).to_pylist(), file)
         data = file.read_bytes()
         text = data.decode(json.detect_encoding(data)).replace("\ufeff", "")  # also Windows' encodings, without BOM
         if file.suffix == ".json" and not text.lstrip().startswith("{"):
             rows = json.loads(text)
         else:  # one row per line; some data sets name such a file .json, too
             rows = []
-            for line in filter(str.strip, text.split("\n")):
+            is_one = file.suffix == ".json" and not re.search(r"\}\s*\n\s*\{", text)  # an object on several lines
+            for line in [text] if is_one else filter(str.strip, text.split("\n")):
                 where = f"{file}, row {len(rows) + 1}"
                 rows.append(json.loads(line))
     except Exception as error:  # pyarrow's and json's errors share no class
@@ -82,17 +97,63 @@ def read_file(file):
         raise ValueError(f"{file}: expected a list of rows, as one .json list or as the lines of a .jsonl file")
     if not rows:
         raise ValueError(f"{file} holds no rows")
+    return check_rows(rows, file)
+
+
+def check_rows(rows, where):
+    """Return the rows. ValueError if one has a picture, a sound or a film, or if the only one holds whole columns."""
+    for i, row in enumerate(rows, 1):
+        media = [key for key in row if MEDIA.fullmatch(key) and row[key]] if isinstance(row, dict) else []
+        if media:
+            raise ValueError(f"{where}, row {i} has {media[0]}: models get text alone, so such rows can't be used")
+    values = list(rows[0].values()) if len(rows) == 1 and isinstance(rows[0], dict) else [""]
+    if values and all(isinstance(value, dict) or (isinstance(value, list) and not is_chat(value)) for value in values):
+        raise ValueError(f"{where} holds the columns {', '.join(rows[0])}: expected a list of rows, one per problem")
     return rows
 
 
+def is_chat(found, keys=("role", "from", "type")):
+    """Return whether this is a list of turns, or of a turn's parts."""
+    return isinstance(found, list) and any({*keys} & {*turn} for turn in found if isinstance(turn, dict))
+
+
+def chat_of(cell):
+    """Return the chat that a cell holds as a string of JSON or Python; any other cell as it is. Else ValueError."""
+    if not isinstance(cell, str) or not re.match(r"\s*\[\s*\{\s*['\"](role|content|from|value)['\"]", cell):
+        return cell
+    for read in (json.loads, ast.literal_eval):
+        with contextlib.suppress(ValueError, SyntaxError):
+            return read(cell)
+    raise ValueError(f"it looks like a chat in a string, and can't be read: {cell!r:.60}")
+
+
 def hub_parts(name, *config):
-    """Return the parts of a hub data set, {name: datasets.Dataset}. config: its configuration, if it has several."""
+    """Return the parts of a hub data set, or of a saved one, {name: datasets.Dataset}.
+
+    config: the hub data set's configuration, if it has several; it may also stand behind the name: openai/gsm8k:main.
+    Of a saved data set it is the only part to take, if it is there.
+    """
     import datasets  # takes seconds, and scoring doesn't need it
 
     datasets.disable_progress_bars()
+    folder = Path(name).expanduser()
+    if is_saved(folder):
+        try:
+            saved = datasets.load_from_disk(str(folder))
+        except Exception as error:  # many kinds, of damaged files
+            raise ValueError(f"{name}, a folder of save_to_disk, could not be read: {error}") from error
+        parts = saved if isinstance(saved, dict) else {folder.resolve().name: saved}
+        return {part: parts[part] for part in parts if part in config} or parts
+    name, _, given = name.partition(":")
     try:
-        return datasets.load_dataset(name, *config, trust_remote_code=False)
+        return datasets.load_dataset(name, *([given] if given else config), trust_remote_code=False)
     except Exception as error:  # for example no network, no such id, or no such configuration
+        names = []
+        if isinstance(error, ValueError):  # no configuration, or a wrong one
+            with contextlib.suppress(Exception):
+                names = ", ".join(datasets.get_dataset_config_names(name))
+        if names:
+            raise ValueError(f"{name} needs one of its configurations behind a colon, {name}:…: {names}") from error
         raise ValueError(
             f"could not load the data set {name!r} from the Hugging Face hub, and there is no file or folder {name} in "
             f"{Path.cwd()}: {error}\n"
@@ -125,6 +186,12 @@ def text_of(content):
             raise ValueError(f"a turn's content must be a text or a list of parts with text, not {kind}")
         texts.append(text)
     return "".join(texts)
+
+
+def with_content(turn):
+    """Return the turn, with an empty content if it only calls tools."""
+    calls_only = isinstance(turn, dict) and turn.get("tool_calls") and turn.get("content") is None
+    return {**turn, "content": ""} if calls_only else turn
 
 
 def check_text(text, where):

@@ -99,7 +99,9 @@ class Worker:
 def idle_workers():
     """Return a stack of the idle workers, one per core of this process but at most MAX_WORKERS."""
     workers = queue.LifoQueue()
-    for _ in range(min(MAX_WORKERS, len(os.sched_getaffinity(0)))):
+    on_linux = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if on_linux else os.cpu_count()
+    for _ in range(min(MAX_WORKERS, cores)):
         workers.put(Worker())
     return workers
 

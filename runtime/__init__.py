@@ -29,16 +29,22 @@ What a run leaves behind
 - curves, terminal, before_after: plots and output to look at
 - watched_tokens: the effect of an update on each token of a few responses, for tools/watch.py
 - signals: Ctrl-C, SIGTERM, a closed terminal
+- streams: output that is closed or has lost its reader
 """
 
 import sys
 from importlib.util import find_spec
 
-if not find_spec("tyro"):
+from runtime import streams
+
+NEEDS_VLLM = (
+    "runs need vLLM: make install (Linux); on a Mac or Windows: nano_grpo.py, WSL2, a container"
+)
+NEEDED = "tyro pydantic psutil tqdm rich transformers matplotlib pandas fastapi".split()
+if missing := [name for name in NEEDED if not find_spec(name)]:
     sys.exit(
-        "error: this Python lacks the packages of requirements.txt. `make install` puts them into "
-        ".venv; .venv/bin/python has them, or python after `. .venv/bin/activate`"
+        f"error: {NEEDS_VLLM}. This Python, {sys.executable}, lacks {', '.join(missing)} "
+        "(requirements-common.txt); make install puts all packages into .venv"
     )
 
-if hasattr(sys.stdout, "reconfigure"):  # a notebook's has no such method
-    sys.stdout.reconfigure(errors="replace")  # in ASCII, "?" for "–"
+streams.keep()

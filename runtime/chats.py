@@ -4,18 +4,22 @@ A tag such as <think> may be text or a special token. It may be the prompt's las
 response's first. The model's template and tokenizer decide; tasks read it as text.
 """
 
+import contextlib
 import functools
 import json
 import re
 
-import jinja2
+import jinja2.meta
 
 import rewards
+from rewards.rows import check_text
 
 OPENING_TAG = r"[<\[◁][^\s<>\[\]◁▷/]+[>\]▷]"  # <think>, [THINK]
 # A special token with one of these words counts as text. Others control the chat: end of text, end
 # of turn, padding.
 TEXT_WORDS = r"think|thought|reason|answer|solution|solve|tool_"
+FIXED = {}  # keywords of every call of a chat template: strftime_now, from inputs.fix_date
+MARK = "\ufdd0"  # Unicode promises that no text has this code point
 
 
 def load_task(args, tokenizer, data=rewards):
@@ -40,9 +44,13 @@ def encoder(args, tokenizer):
         prompt = encode(tokenizer, problem, args.chat_template, options)
         if "response" not in problem:
             return {"prompt_ids": prompt}
-        text = after_prompt(tokenizer.decode(prompt), problem["response"])
-        response = tokenizer.encode(text, add_special_tokens=False)
-        return {"prompt_ids": prompt, "response_ids": [*response, tokenizer.eos_token_id]}
+        if problem.get("turn"):  # more than content
+            text = written_turn(tokenizer, problem, args.chat_template, options)
+        else:
+            text = marked(tokenizer, problem["response"])
+        text = after_prompt(tokenizer.decode(prompt), text)
+        end = end_of_turn(tokenizer, args.chat_template)
+        return {"prompt_ids": prompt, "response_ids": [*to_ids(tokenizer, text), end]}
 
     return ids_of
 
@@ -51,22 +59,40 @@ def read_template_options(args):
     """Return --template_options as a dictionary. ValueError if it is not a JSON object."""
     text = getattr(args, "template_options", "{}")
     try:
-        return dict(json.loads(text))
+        options = dict(json.loads(text))
     except (ValueError, TypeError):
         raise ValueError(
             f"--template_options {text} is no JSON object, "
             """such as '{"enable_thinking": false}'"""
         ) from None
+    if options and args.chat_template == "none":
+        raise ValueError(f"--template_options {text} is for a template: give --chat_template auto")
+    return options
 
 
 def check_template(args, tokenizer):
-    """Return --template_options as a dictionary.
+    """Return --template_options as a dictionary. ValueError if the template has no such variable.
 
     A model without a template gets plain text, and a printed line says so.
     """
+    options = read_template_options(args)
     if args.chat_template == "auto" and not tokenizer.chat_template:
         print(f"{tokenizer.name_or_path} has no chat template: it gets plain text")
-    return read_template_options(args)
+    known = set()
+    if options and tokenizer.chat_template:
+        # Import it here: flags.py imports this module, and finds bad flags before torch is loaded.
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        source = tokenizer.get_chat_template()
+        environment = _compile_jinja_template(source).environment  # it knows transformers' own tags
+        known = jinja2.meta.find_undeclared_variables(environment.parse(source))
+        known = known.difference(environment.globals)
+    for name in options.keys() - known:
+        raise ValueError(
+            f"--template_options: the model's chat template has no variable {name!r}; it has "
+            f"{', '.join(sorted(known - {'messages', 'add_generation_prompt'})) or 'none'}"
+        )
+    return options
 
 
 def encode(tokenizer, problem, chat_template="auto", template_options=None):
@@ -75,39 +101,152 @@ def encode(tokenizer, problem, chat_template="auto", template_options=None):
     If the tokenizer has no template, or chat_template is "none" (for base models), the chat becomes
     plain lines of text. They follow the token that the tokenizer begins every text with, if it has
     one (Llama 3, Mistral, Gemma). template_options: keywords for the template. If the template ends
-    with a tag and the prefix begins with it, the tag occurs once. ValueError if the template
-    refuses the chat: some refuse a system turn.
+    with a tag and the prefix begins with it, the tag occurs once. Control tokens that stand in a
+    turn are encoded as text. ValueError if the template refuses the chat (some refuse a system
+    turn), or would leave out a part of it.
     """
     begin = []
     prefix = problem["prefix"]
+    text = written(tokenizer, problem, chat_template, template_options)
+    check_keys(
+        functools.partial(written, tokenizer, how=chat_template, options=template_options), problem
+    )
     if tokenizer.chat_template and chat_template == "auto":
-        chat = {
-            "conversation": problem["messages"],
-            "tokenize": False,
-            "add_generation_prompt": True,
-        }
-        try:
-            text = tokenizer.apply_chat_template(**chat, **(template_options or {}))
-        except (jinja2.TemplateError, TypeError) as error:  # TypeError: an option of another type
-            raise ValueError(f"the model's chat template refuses the chat: {error}") from error
         prefix = after_prompt(text, prefix)
-    else:
-        text = "\n".join(message["content"] for message in problem["messages"]) + "\n"
-        if tokenizer.encode("a")[0] == tokenizer.bos_token_id:  # it may add an EOS token, too
-            begin = [tokenizer.bos_token_id]
-    return begin + tokenizer.encode(text + prefix, add_special_tokens=False)
+    elif tokenizer.encode("a")[0] == tokenizer.bos_token_id:  # it may add an EOS token, too
+        begin = [tokenizer.bos_token_id]
+    return begin + to_ids(tokenizer, text + prefix)
+
+
+def written(tokenizer, problem, how="auto", options=None, begins_turn=True):
+    """Return a chat as one text, in which control tokens of its turns are marked.
+
+    problem: has messages, and perhaps tools; how, options: --chat_template, and its keywords;
+    begins_turn: whether the text ends with the beginning of the model's next turn.
+    """
+    messages = [cleaned(turn, tokenizer) for turn in problem["messages"]]
+    if not tokenizer.chat_template or how == "none":
+        return "\n".join(turn["content"] for turn in messages) + "\n"
+    chat = {"tokenize": False, "add_generation_prompt": begins_turn}
+    if problem.get("tools"):
+        chat["tools"] = cleaned(problem["tools"], tokenizer)
+    try:
+        return tokenizer.apply_chat_template(messages, **chat, **FIXED, **(options or {}))
+    except (jinja2.TemplateError, TypeError) as error:  # TypeError: an option of another type
+        raise ValueError(f"the model's chat template refuses the chat: {error}") from error
+
+
+def written_turn(tokenizer, problem, how, options):
+    """Return the problem's turn, to be learned, as the template writes it without its end token."""
+    chat = {**problem, "messages": [*problem["messages"], problem["turn"]]}
+    check_keys(functools.partial(written, tokenizer, how=how, options=options), chat)
+    prompt = written(tokenizer, problem, how, options)
+    text = written(tokenizer, chat, how, options, begins_turn=False)
+    end = tokenizer.convert_ids_to_tokens(end_of_turn(tokenizer, how))
+    if not text.startswith(prompt) or end not in text[len(prompt) :]:
+        raise ValueError(f"the model's chat template rewrites the prompt {prompt[-40:]!r}")
+    return text[len(prompt) :].rpartition(end)[0]
+
+
+def check_keys(write, problem):
+    """Raise ValueError if a turn has a key, or the problem has tools, that would not be written.
+
+    write: written, of one model. A key is tried in a chat that ends with its turn, because
+    templates leave out the reasoning in earlier turns.
+    """
+    user = {"role": "user", "content": "Who?"}
+    tried = []  # (the key, a chat with it, the chat without it)
+    if tools := problem.get("tools"):
+        tried.append(("tools", {"messages": [user], "tools": tools}, {"messages": [user]}))
+    for turn in map(cleaned, problem["messages"]):
+        before = [user] if turn["role"] in ("assistant", "tool") else []
+        said_by_call = {"name", "tool_call_id"} if turn["role"] == "tool" else set()
+        for key in turn.keys() - {"role", "content"} - said_by_call:
+            without = {name: value for name, value in turn.items() if name != key}
+            tried.append((key, {"messages": [*before, turn]}, {"messages": [*before, without]}))
+    for key, chat, other in tried:
+        try:
+            is_lost = write(chat) == write(other)
+        except ValueError:  # the template takes one of them alone
+            is_lost = False
+        if is_lost:
+            raise ValueError(
+                f"the chat has {key}, which would be lost: the model's chat template, or plain "
+                "text without one, does not write it"
+            )
+
+
+def cleaned(value, tokenizer=None):
+    """Return a turn, or tools, without the empty values that columnar files have.
+
+    With a tokenizer, control tokens in its texts are marked.
+    """
+    if isinstance(value, str):
+        return marked(tokenizer, value) if tokenizer else value
+    if isinstance(value, list):
+        return [cleaned(one, tokenizer) for one in value]
+    if not isinstance(value, dict):
+        return value
+    found = {key: cleaned(one, tokenizer) for key, one in value.items() if one not in (None, [])}
+    if isinstance(found.get("arguments"), str):  # of a call: templates expect an object
+        with contextlib.suppress(ValueError):
+            found["arguments"] = json.loads(found["arguments"])
+    return found
+
+
+def marked(tokenizer, text):
+    """Return the text with a mark inside each control token, so that to_ids takes it for text."""
+    text = text.replace(MARK, "")
+    return control_pattern(tokenizer).sub(lambda token: token[0][0] + MARK + token[0][1:], text)
+
+
+def to_ids(tokenizer, text):
+    """Return a text's token ids, a list. Control tokens that marked has found are plain text."""
+    check_text(text, "a chat")
+    if MARK not in text:
+        return tokenizer.encode(text, add_special_tokens=False)
+    # Take the marks out, and put one before each control token that the template has written.
+    pattern = f"{MARK}|({control_pattern(tokenizer).pattern})"
+    text = re.sub(pattern, lambda found: MARK + found[0] if found[1] else "", text)
+    return with_marks(tokenizer).encode(text, add_special_tokens=False).ids
+
+
+@functools.cache
+def with_marks(tokenizer):
+    """Return the same tokenizer, but with a mark at the beginning of each control token's name."""
+    if not getattr(tokenizer, "is_fast", False):
+        raise ValueError("a text holds a control token, which this tokenizer can't encode as text")
+    from tokenizers import Tokenizer  # takes a moment, and few texts need it
+
+    names = set(control_names(tokenizer))
+    rules = re.sub(
+        r'"((?:[^"\\]|\\.)*)"',  # each string of the JSON
+        lambda text: f'"{MARK}{text[1]}"' if text[1] in names else text[0],
+        tokenizer.backend_tokenizer.to_str(),
+    )
+    found = Tokenizer.from_str(rules)
+    found.no_truncation()
+    return found
+
+
+@functools.cache
+def control_pattern(tokenizer):
+    names = sorted(control_names(tokenizer), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, names)) or "(?!)")
 
 
 def encode_reply(tokenizer, reply, chat_template="auto", template_options="{}"):
     """Return the token ids between two turns of the model: the reply, as a user turn.
 
     They follow the token that ended the last turn. So they include the newline that most templates
-    write after this token, and the beginning of the model's next turn. chat_template,
-    template_options: the settings, two strings.
+    write after this token, and the beginning of the model's next turn. Control tokens in the reply
+    are encoded as text. chat_template, template_options: the settings, two strings. ValueError if
+    the reply holds half of a surrogate pair.
     """
+    check_text(reply, "a reply")
     end, before, after = around_replies(tokenizer, chat_template, template_options)
     # Encode it after the end token: some tokenizers put a space before a text's first word.
-    ids = tokenizer.encode(end + before + reply + after, add_special_tokens=False)
+    ids = to_ids(tokenizer, end + before + marked(tokenizer, reply) + after)
     return ids[len(tokenizer.encode(end, add_special_tokens=False)) :]
 
 
@@ -122,15 +261,10 @@ def around_replies(tokenizer, chat_template="auto", template_options="{}"):
     if not tokenizer.chat_template or chat_template == "none":
         return tokenizer.eos_token, "\n", "\n"
     chat = [("user", "FIRST"), ("assistant", "SECOND"), ("user", "THIRD")]
-    text = tokenizer.apply_chat_template(
-        [{"role": role, "content": content} for role, content in chat],
-        tokenize=False,
-        add_generation_prompt=True,
-        **json.loads(template_options),
-    )
+    problem = {"messages": [{"role": role, "content": content} for role, content in chat]}
+    text = written(tokenizer, problem, chat_template, json.loads(template_options))
     behind = text.rpartition("SECOND")[2].lstrip(" ")
-    special = [about.content for about in tokenizer.added_tokens_decoder.values() if about.special]
-    ends = [token for token in special if behind.startswith(token)]
+    ends = [token for token in control_names(tokenizer) if behind.startswith(token)]
     before, found, after = behind.partition("THIRD")
     if not ends or not found:
         raise ValueError(
@@ -139,6 +273,14 @@ def around_replies(tokenizer, chat_template="auto", template_options="{}"):
         )
     end = max(ends, key=len)
     return end, before[len(end) :], after
+
+
+def end_of_turn(tokenizer, chat_template="auto"):
+    """Return the id of the token that ends the model's turns: the chat template's, or else EOS."""
+    try:
+        return tokenizer.convert_tokens_to_ids(around_replies(tokenizer, chat_template)[0])
+    except ValueError:  # the template has no such token, or refuses a chat of three turns
+        return tokenizer.eos_token_id
 
 
 def after_prompt(prompt, text):
@@ -167,9 +309,19 @@ def decode(tokenizer, responses):
 
 
 def control_tokens(tokenizer):
-    """Return the set of ids of the special tokens that are not text."""
-    control = set()
-    for token, about in tokenizer.added_tokens_decoder.items():
-        if about.special and not re.search(TEXT_WORDS, about.content, re.IGNORECASE):
-            control.add(token)
-    return control
+    """Return the set of ids of the tokens that control the chat and are not text."""
+    return set(tokenizer.convert_tokens_to_ids(control_names(tokenizer)))
+
+
+def control_names(tokenizer):
+    """Return the control tokens as strings: special tokens, and tags that the template writes."""
+    names = []
+    for about in tokenizer.added_tokens_decoder.values():
+        name = about.content
+        # DeepSeek's <｜User｜> is not special.
+        controls = about.special or (
+            name[:1] in ("<", "[") and name in str(tokenizer.chat_template)
+        )
+        if controls and not re.search(TEXT_WORDS, name, re.IGNORECASE):
+            names.append(name)
+    return names

@@ -14,8 +14,10 @@ A kill at any moment, even during a save, leaves the last complete checkpoint in
 detects files that are missing or cut, and runs no code from a checkpoint: DCP writes safetensors.
 """
 
+import contextlib
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import torch
@@ -27,6 +29,7 @@ from runtime.folders import POSITION, all_of, complete, run_of, step_of, to_resu
 
 VERSIONS = "versions"
 TENSORS_PER_FILE = 64  # of trainer/; a process copies one file at a time to main memory
+UNDELETABLE = []  # the first folder that could not be deleted
 
 
 # ------------------------------------------------------------------------------------------- saving
@@ -41,14 +44,14 @@ def save(policy, optimizer, tokenizer, step, num_used, args, critic=None):
     All processes must call it. If the disk is full, the last checkpoint stays as it was.
     """
     path = Path(args.run_dir, "checkpoints", f"step_{step:06d}")
-    unfinished = path.with_suffix(".tmp")
+    unfinished = None
     if processes.RANK == 0:
-        for left_by_a_kill in path.parent.glob("*.tmp"):
-            shutil.rmtree(left_by_a_kill)
+        clear(path.parent)
         if path.exists():  # incomplete: left by a kill
             delete(path)
+        unfinished = unused(path)
         unfinished.mkdir(parents=True)
-    processes.barrier()
+    unfinished = processes.broadcast(unfinished)
     state = trainer_state(policy, optimizer, critic)
     places = {name: 1 + i // TENSORS_PER_FILE for i, name in enumerate(state)}
     writer = dcp.HuggingFaceStorageWriter(unfinished / "trainer", places, save_distributed=True)
@@ -70,16 +73,39 @@ def save(policy, optimizer, tokenizer, step, num_used, args, critic=None):
             save_file(older, unfinished / VERSIONS / f"{i:03d}.safetensors")
         position = {"step": step, "n_used": num_used, "sizes": sizes_in(unfinished)}
         (unfinished / POSITION).write_text(json.dumps(position))
-        # Rename it only when all of it is written, so that a folder with this name is never half
-        # written. Delete old checkpoints only when the new one is complete.
-        unfinished.rename(path)
+        # Rename it only when all of it is on the disk, so that a folder with this name is never
+        # half written. Delete old checkpoints only when the new one is complete.
+        files.rename(unfinished, path)
         for old in complete(args.run_dir)[: -args.keep_checkpoints]:
             delete(old)
 
 
+def clear(folder):
+    """Delete what kills have left of checkpoints that were written or deleted."""
+    for path in folder.glob("*.tmp"):
+        delete(path)
+
+
+def unused(path):
+    """Return a name next to a checkpoint: step_000020.tmp, or a longer one if that is taken."""
+    name = path.with_suffix(".tmp")
+    while name.exists():  # it could not be deleted
+        name = name.with_suffix(".again.tmp")
+    return name
+
+
 def delete(path):
-    """Delete a checkpoint. Rename it first, so that half of one never looks complete."""
-    shutil.rmtree(path.rename(path.with_suffix(".tmp")))
+    """Delete a checkpoint. Rename it first, so that half of one never looks complete.
+
+    Warn once if that fails, as on NFS while another program reads a file, or because of a mount.
+    """
+    with contextlib.suppress(OSError):
+        if path.suffix != ".tmp":
+            path = path.rename(unused(path))
+        shutil.rmtree(path, ignore_errors=True)
+    if path.exists() and not UNDELETABLE:
+        UNDELETABLE.append(path)
+        print(f"warning: {path} can't be deleted now; each save tries again", flush=True)
 
 
 def sizes_in(folder):
@@ -109,9 +135,8 @@ def load(policy, optimizer, resume, critic=None):
 
     Without resume, for a new run, nothing changes, and it returns (0, 0).
 
-    resume: a run (its newest checkpoint is loaded), or one of its checkpoints. Newer checkpoints
-    are deleted, because the run takes another course from here. The number of processes may differ
-    from the run that wrote it. critic: as in trainer_state. All must call it.
+    resume: a run (its newest checkpoint is loaded), or one of its checkpoints. The number of
+    processes may differ from the run that wrote it. critic: as in trainer_state. All must call it.
     """
     if not resume:
         return 0, 0
@@ -123,9 +148,6 @@ def load(policy, optimizer, resume, critic=None):
     for name, scaler in scalers(policy, optimizer, critic).items():
         scaler.load_state(state[name])
     position = files.read_object(path / POSITION)
-    if processes.RANK == 0:
-        delete_newer(path)
-    processes.barrier()
     return position["step"], position["n_used"]
 
 
@@ -140,11 +162,14 @@ def load_versions(resume):
 
 
 def delete_newer(path):
-    """Delete a run's checkpoints that are newer than this one, and print that."""
+    """Delete a run's checkpoints that are newer than the one it goes on from, and print that."""
     newer = [folder for folder in all_of(run_of(path)) if step_of(folder) > step_of(path)]
     for folder in reversed(newer):  # newest first: a kill in between leaves the older ones
         print(f"the run goes on from {path.name}: {folder} is deleted")
         delete(folder)
+        if folder.exists():
+            sys.exit(f"error: {folder} can't be deleted: start a new run with --model {path}")
+    clear(path.parent)
 
 
 # ------------------------------------------------------------------------------- what is in a state
@@ -198,7 +223,7 @@ def whole(named_weights, dtype):
     weights = {}
     for name, weight in named_weights:
         # one at a time, so that a GPU never holds the whole model
-        weight = processes.full_tensor(weight)
+        weight = processes.full_tensor(weight.to(dtype))
         if processes.RANK == 0:
-            weights[name] = weight.to(dtype).cpu()
+            weights[name] = weight.cpu()
     return weights

@@ -1,8 +1,9 @@
 """Find mistakes before anything large is loaded. Each raises a ValueError that says what to do."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
-from runtime import curves, folders, ranks
+from runtime import NEEDS_VLLM, curves, folders, ranks
 
 
 def check_gpus(args):
@@ -48,7 +49,9 @@ def check_eval_samples(args):
 
 
 def check_run_folders(args):
-    """Raise ValueError if --resume or --run_dir can't work."""
+    """Raise ValueError if --resume, --run_dir or --track can't work."""
+    if args.track and not find_spec("wandb"):
+        raise ValueError("--track needs Weights & Biases: pip install wandb (or give --no_track)")
     if args.resume:
         run = folders.run_of(args.resume)
         if not folders.to_resume(args.resume) or not (run / "args.json").exists():
@@ -57,6 +60,12 @@ def check_run_folders(args):
             curves.read_rows(path)  # ValueError if a row is damaged
     elif args.run_dir:
         check_new(args.run_dir)
+
+
+def check_vllm():
+    """Raise ValueError if vLLM is not installed, without importing it."""
+    if not find_spec("vllm"):
+        raise ValueError(NEEDS_VLLM)
 
 
 def check_new(run_dir):
@@ -86,8 +95,10 @@ def check_model(args, head_chunk):
             "give --dtype bfloat16"
         )
     n_params, needed, available = memory.estimate(config, args, head_chunk)
+    n_teacher = 0
     if args.teacher:
-        _, its_tokenizer = read_config(args.teacher, "--teacher")
+        its_config, its_tokenizer = read_config(args.teacher, "--teacher")
+        n_teacher = memory.shapes_of(its_config).num_parameters()
         check_tokens(args, tokenizer.get_vocab(), its_tokenizer.get_vocab())
     if needed > available:
         raise ValueError(
@@ -95,8 +106,10 @@ def check_model(args, head_chunk):
             f"{available:.0f}: a smaller --model, --micro_batch_tokens or --kv_cache_gb, more "
             "processes, --gradient_checkpointing, --kl_coef 0 or LoRA (--lora_rank 16) need less"
         )
-    if processes.ON_GPU and hasattr(args, "sampler_gpus"):
-        sampler_process.gpus(args)  # ValueError if there are too few
+    if processes.ON_GPU:
+        memory.check_main(args, n_params, n_teacher)
+    if hasattr(args, "sampler_gpus"):
+        sampler_process.check(args, memory.shapes_of(config))
     sizes = {"parameters": n_params, "estimated_memory_gb": needed, "memory_gb": available}
     sizes["is_guess"] = memory.is_guess(config)
     sizes["without_images"] = "config" in families.text_only(args.model)
@@ -136,10 +149,19 @@ def check_weights(flag, model, config):
     """Raise ValueError if weights in a folder are missing, unknown, unreadable or wrongly shaped.
 
     Reads only the headers of files. Without this check, transformers would fill missing weights
-    with random numbers, different each time.
+    with random numbers, different each time. ValueError also if there is a LoRA adapter beside the
+    weights: transformers would add it, and vLLM would not.
     """
+    from transformers.utils.peft_utils import find_adapter_config_file
+
     from runtime import families, memory
 
+    if find_adapter_config_file(model):
+        raise ValueError(
+            f"{flag} {model} has weights and a LoRA adapter (adapter_config.json): if the weights "
+            "include the adapter, move the files adapter_* elsewhere; otherwise `python -m "
+            "tools.merge` adds it to them"
+        )
     if not Path(model).is_dir():  # a hub id
         return
     try:

@@ -9,6 +9,7 @@ import random
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from runtime import passes
 from runtime.processes import RANK, WORLD_SIZE, gather
 from runtime.terminal import progress
 
@@ -42,6 +43,38 @@ def next_prompts(num_problems, num_used, count, seed):
 def own_part(problems):
     """Return this process's part of the test problems."""
     return problems[RANK::WORLD_SIZE]
+
+
+def balance(minibatch, args):
+    """Swap rows between processes, so that none waits long for another in an update.
+
+    minibatch: this process's rows, {name: [N, T]}. Together the processes keep the same rows, so
+    the gradient stays the same; their numbers of rows may differ. The rows of all processes are
+    sorted by length and cut into forward passes, and the passes are dealt out in turn. Passes that
+    run at the same time are then about equally long: under FSDP2, every layer waits for the slowest
+    process. Groups that may share the computation of their prompt are not split. All processes must
+    call it.
+    """
+    if WORLD_SIZE == 1 or passes.prompts_can_be_shared(args):
+        return minibatch
+    ends = passes.used_lengths(minibatch["mask"])  # [N]
+    needed = passes.used_lengths(passes.mask_with_gradient(minibatch, args))  # [N]
+    mine = []
+    for i, end in enumerate(ends.tolist()):
+        # Clone it: sending a view would send the whole tensor behind it.
+        row = {name: value[i, : max(2, end)].clone() for name, value in minibatch.items()}
+        mine.append((int(needed[i]), row))
+    every = sorted(gather(mine), key=lambda item: item[0], reverse=True)
+    planned = passes.plan_passes(None, None, torch.tensor([length for length, _ in every]), args)
+    dealt = every[RANK::WORLD_SIZE]
+    if len(planned) >= WORLD_SIZE:
+        dealt = [every[i] for rows in planned[RANK::WORLD_SIZE] for i in rows]
+        num_planned = sum(map(len, planned))
+        dealt += every[num_planned:][RANK::WORLD_SIZE]  # rows that need no pass
+    balanced = {}
+    for name in minibatch:
+        balanced[name] = pad_sequence([row[name] for _, row in dealt], batch_first=True)
+    return balanced
 
 
 def gather_groups(batch, is_chosen):

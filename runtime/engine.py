@@ -11,10 +11,16 @@ import types
 import torch
 from torch import set_num_threads  # vLLM replaces torch's function by one that does nothing
 from tqdm import tqdm
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationConfig
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+)
 from transformers.utils import is_torchvision_available
 
-from runtime import families, lora, processes, terminal, threads
+from runtime import chats, families, lora, processes, terminal, threads
 from runtime.processes import ON_GPU, WORLD_SIZE
 
 # At the program's start; common_options changes both for a small model.
@@ -25,7 +31,7 @@ BOUND_TO = os.environ.get("VLLM_CPU_OMP_THREADS_BIND")
 def options(args):
     """Return vLLM's options for a trainer on this machine. Call it before importing vLLM."""
     context = args.max_prompt_tokens + args.max_response_tokens
-    chosen = common_options(args.model, context, args.kv_cache_gb)
+    chosen = common_options(args.model, context, args.kv_cache_gb) | attention(args.dtype)
     if ON_GPU:
         chosen["enable_sleep_mode"] = True
         chosen["sleep_mode_offload_cudagraph"] = True  # otherwise its CUDA graphs stay on the GPU
@@ -94,6 +100,14 @@ def common_options(model, context, kv_cache_gb):
     return chosen
 
 
+def attention(dtype):
+    """Return the option that names vLLM's attention kernels, if vLLM's own choice would not do."""
+    # On a B200 vLLM prefers FlashInfer, whose kernels nvcc would compile at the start.
+    if ON_GPU and torch.cuda.get_device_capability()[0] == 10 and dtype != "float32":
+        return {"attention_backend": "FLASH_ATTN"}
+    return {}
+
+
 def without_images(text_config, config):
     """Return the language model's configuration in place of one with images. vLLM calls it."""
     return text_config if families.reads_images(config) else config
@@ -146,13 +160,19 @@ def give_own_class(config_class):
 
 @functools.cache
 def end_tokens(model):
-    """Return the tokens that end a response. Some models have several; vLLM would know only one."""
+    """Return the tokens that end a response. Some models have several; vLLM would know only one.
+
+    The chat template's end of turn is one of them, even if the configuration names another token.
+    """
     end = None
     with contextlib.suppress(OSError):  # if it has no generation_config.json
         end = GenerationConfig.from_pretrained(model).eos_token_id
     if end is None:
         end = AutoConfig.from_pretrained(model, trust_remote_code=False).eos_token_id
-    return [end] if isinstance(end, int) else end or []
+    ends = [end] if isinstance(end, int) else list(end or [])
+    with contextlib.suppress(OSError, ValueError):  # if it has no tokenizer
+        ends.append(chats.end_of_turn(AutoTokenizer.from_pretrained(model, mistral_format=False)))
+    return [end for end in dict.fromkeys(ends) if end is not None]
 
 
 def request_seed(seed, when, problem_id):
@@ -197,7 +217,8 @@ def empty_prefix_cache(llm):
 def sleep(llm):
     """Leave a GPU's memory, or a CPU's cores, to the trainer until load_weights."""
     if ON_GPU:
-        llm.sleep(level=1)  # its weights wait in main memory
+        # Drop the weights, because load_weights replaces all of them. vLLM keeps the buffers.
+        llm.sleep(level=2)
     elif threads.is_small(llm.model_config.model):
         set_num_threads(len(processes.own_cores()))
 

@@ -1,9 +1,13 @@
 """Write files that a kill can't corrupt, and lock a run's folder."""
 
+import errno
 import fcntl
 import hashlib
 import json
+import os
+from pathlib import Path
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # a disk takes no more
 LOCKS = {}  # {folder: its open lock file}; closing the file would release the lock
 
 
@@ -15,13 +19,29 @@ def write(path, text):
     """
     beside = path.with_name(f"{path.name}.tmp")
     beside.write_text(text, encoding="utf-8")
-    beside.rename(path)
+    rename(beside, path)
+
+
+def rename(old, new):
+    """Rename a file, or a folder with files, once they are on the disk: safe from a power cut."""
+    for path in filter(Path.is_file, [old, *old.rglob("*")]):
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+    old.rename(new)
 
 
 def append(path, text):
     """Append text to a file, or create it."""
     with open(path, "a", encoding="utf-8") as file:
         file.write(text)
+
+
+def why_full(error):
+    """Return the system's words if an error, of any library, is of a full disk; None otherwise."""
+    for number in FULL:
+        if number == getattr(error, "errno", None) or os.strerror(number) in str(error):
+            return os.strerror(number)
+    return None
 
 
 def sha256(path):

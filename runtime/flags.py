@@ -23,6 +23,7 @@ from typing import Annotated, TypedDict
 import tyro
 
 from rewards import OPTIONS, check_options, find_task
+from rewards import TASKS as REWARD_TASKS
 from runtime import checks, files, folders, machine, ranks, threads
 from runtime.chats import read_template_options
 from runtime.ranks import RANK
@@ -79,6 +80,8 @@ def check(args_class, tasks):
 def check_settings(args):
     """Raise ValueError, saying what is allowed, if a setting, folder or task can't be right."""
     args.check()
+    if args.has_sampler:
+        checks.check_vllm()
     find_task(args.task)
     check_options(args)
     read_template_options(args)
@@ -166,6 +169,8 @@ def check_options_given(argv, args):
         if task != args.task:
             for name in given(argv, names):
                 raise ValueError(f"--{name} is of --task {task}, not of {args.task}")
+    if args.task in REWARD_TASKS and given(argv, ["score_timeout"]):
+        raise ValueError(f"--score_timeout is of tasks in files of one's own, not of {args.task}")
 
 
 def merged(layers):
@@ -198,12 +203,15 @@ def differences(args, layers):
 def of_resumed_run(argv, args_class):
     """Return the settings of the run that --resume names, {name: value}; {} without a flag or run.
 
-    ValueError if another script or version made the run, or if args.json or run.json is damaged.
+    ValueError if the flag is empty (an unset variable in a shell), if another script or version
+    made the run, or if args.json or run.json is damaged.
     Two scripts may share all settings and still be different algorithms: run.json names the script.
     """
     said = given(argv)
-    if not said.get("resume"):
+    if "resume" not in said:
         return {}
+    if not said["resume"].strip():
+        raise ValueError("--resume is empty: it takes the folder of a run, or of a checkpoint")
     folder = folders.run_of(said["resume"])
     if "run_dir" in said:
         raise ValueError(f"--run_dir does not go with --resume: the run goes on in {folder}")

@@ -5,9 +5,14 @@ are divided by it before the optimizer's step. torch's GradScaler adapts the sca
 65536, and halves it if a gradient is infinite or NaN. It also skips that optimizer step.
 """
 
+import sys
+
 import torch
 
+from runtime import folders
 from runtime.processes import DEVICE, RANK
+
+LEAST_SCALE = 1.0  # a lower scale makes gradients smaller than they are without scaling
 
 
 class Scaler(torch.amp.GradScaler):
@@ -15,16 +20,24 @@ class Scaler(torch.amp.GradScaler):
 
     def __init__(self, args):
         super().__init__(DEVICE.type, enabled=args.dtype == "float16")
+        self.run_dir = args.run_dir
 
     def step(self, optimizer):
         """Make the optimizer's step, or skip it after an overflow, and update the scale.
 
-        All processes do the same.
+        All processes do the same. If the scale falls below LEAST_SCALE, the program ends (exit code
+        1). Halved until it is 0, the scale would make every weight NaN in the next finite update.
         """
         super().step(optimizer)
         before = self.get_scale()
         self.update()
         scale = self.get_scale()
+        if scale < LEAST_SCALE:
+            sys.exit(
+                f"error: gradients overflow in float16, even at a loss scale of {scale:g}. This "
+                "update was not applied. Try --dtype bfloat16 or float32, or a lower --lr; "
+                f"{folders.how_to_go_on(self.run_dir)}"
+            )
         if scale < before and RANK == 0:
             print(f"overflow in float16: an update was skipped; the loss's scale is now {scale:g}")
 

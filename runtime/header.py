@@ -19,6 +19,8 @@ def show(args, sizes, layers):
     console = terminal.console()
     console.rule(Path(sys.argv[0]).name)
     different = flags.differences(args, layers)
+    if not flags.given(sys.argv[1:], ["run_dir"]):
+        different.pop("run_dir", None)  # chosen by choose_folder
     if args.steps == args.epochs * (sizes["training_problems"] // args.prompts_per_step):
         different.pop("steps", None)  # they follow from the epochs
 

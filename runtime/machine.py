@@ -54,9 +54,19 @@ def fast_dtype():
     return "float16" if has_gpu() else "float32"
 
 
+def cores():
+    """Return the numbers of the cores that this process may use; only Linux restricts them."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
 def about_processor():
     """Return a core's entries in /proc/cpuinfo, such as "flags" and (not on ARM) "model name"."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    file = Path("/proc/cpuinfo")
+    if not file.exists():  # on a Mac and on Windows
+        return {}
+    lines = file.read_text(encoding="utf-8").splitlines()
     pairs = [line.partition(":") for line in lines]
     return {key.strip(): value.strip() for key, _, value in pairs}
 

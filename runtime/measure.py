@@ -6,6 +6,7 @@ from statistics import fmean
 import torch
 from torch.distributed.tensor import DTensor
 
+from rewards import total
 from runtime import lora
 from runtime.processes import all_reduce, gather
 
@@ -26,7 +27,7 @@ def of_responses(responses, problems, scores, args):
         "accuracy": mean_of_all([score["correct"] for score in scores]),
         "format_rate": mean_of_all([score["format"] for score in scores]),
         **accuracy_by_category("accuracy", problems, scores),
-        "zero_std_rate": (groups == groups[:, :1]).all(1).double().mean().item(),
+        "zero_std_rate": all_equal(groups).double().mean().item(),
         "response_tokens": num_tokens / len(rewards),
         "truncated_rate": mean_of_all(truncated),
         "tokens": int(num_tokens),
@@ -34,6 +35,20 @@ def of_responses(responses, problems, scores, args):
         "timed_out": sum(gather([score.get("timed_out", False) for score in scores])),
         **parts_of_rewards(scores),
     }
+
+
+# float32 rounds to 6e-8 of a number, and a sum of several parts to a few times that. Without this
+# threshold, the rewards 50 and 50.000004 would have advantages of about ±1.
+ROUNDING = 1e-6
+
+
+def all_equal(groups):
+    """Return whether the rewards of each group are equal, up to rounding: bool [prompts, 1].
+
+    groups [prompts, G]. Equal: they differ by at most ROUNDING times the largest absolute reward.
+    """
+    spread = groups.amax(1, keepdim=True) - groups.amin(1, keepdim=True)
+    return spread <= ROUNDING * groups.abs().amax(1, keepdim=True)
 
 
 def of_turns(conversations):
@@ -47,7 +62,7 @@ def of_turns(conversations):
 def parts_of_rewards(scores):
     """Return {reward/PART: mean} for the parts of a task's rewards; {} without parts."""
     parts = [part for score in scores for part in score.get("parts", {}).items()]
-    return means([(f"reward/{name}", value) for name, value in parts])
+    return means([(f"reward/{name}", total(value)) for name, value in parts])
 
 
 def means(pairs):

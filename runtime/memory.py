@@ -19,6 +19,7 @@ from runtime import families, processes
 
 GIB = 2**30
 LIBRARIES = 1.8  # GiB on a CPU: torch, transformers, vLLM, and 0.6 that the first steps add
+IN_MAIN = 3  # GiB of main memory with a GPU: torch, CUDA and vLLM, in each process
 GRAPHS = 1.0  # GiB of vLLM's CUDA graphs
 
 
@@ -27,7 +28,7 @@ class Machine:
     """The machine of an estimate: this one (this_machine), or one that somebody asks about."""
 
     on_gpu: bool
-    processes: int  # all of the run's
+    processes: int  # of the run on this machine; each machine holds all shards
     gib: float  # memory that one process may use, in GiB
 
 
@@ -36,13 +37,13 @@ def this_machine():
     available = machine_bytes() / processes.LOCAL_WORLD_SIZE
     if processes.ON_GPU:
         available, _ = torch.cuda.mem_get_info(processes.DEVICE)
-    return Machine(processes.ON_GPU, processes.WORLD_SIZE, gib=available / GIB)
+    return Machine(processes.ON_GPU, processes.LOCAL_WORLD_SIZE, gib=available / GIB)
 
 
 def estimate(config, args, head_chunk, machine=None):
     """Return (number of parameters, GiB needed, GiB available) for one process.
 
-    Everything except the sampler is divided among the processes (FSDP2). On a GPU, sampling
+    Everything except the sampler is divided among a machine's processes (FSDP2). On a GPU, sampling
     and training take turns, and the larger one counts; on a CPU, both stay in memory. config: the
     model's; head_chunk: the number of tokens whose logits exist at once; machine: a Machine, or
     None for this one. ValueError if the trainers can't use the model or the teacher, or if the
@@ -78,6 +79,25 @@ def estimate(config, args, head_chunk, machine=None):
     if args.has_sampler:
         sampling += sampler_work_bytes(config, width, machine)
     return n_params, (always + max(training, sampling)) / GIB, machine.gib
+
+
+def check_main(args, n_params, n_teacher):
+    """Raise ValueError if this machine has less main memory than its processes load with GPUs.
+
+    Each process loads a whole model, the trained ones in float32, before its GPU gets it. Later,
+    vLLM's weights and the snapshots of --lag wait there, in --dtype.
+    """
+    width = getattr(torch, args.dtype).itemsize
+    waiting = (args.lag + 2 if args.lag else 1) * width * n_params
+    loaded = max(4 * n_params, width * n_teacher, waiting)
+    needed = processes.LOCAL_WORLD_SIZE * (IN_MAIN + loaded / GIB)
+    there = machine_bytes() / GIB
+    if needed > there:
+        raise ValueError(
+            f"{args.model} needs about {needed:.1f} GiB of main memory, and there are {there:.1f}: "
+            f"each of {processes.LOCAL_WORLD_SIZE} processes loads the model there before its GPU "
+            "gets it. A smaller --model or fewer processes need less"
+        )
 
 
 def shapes_of(config):

@@ -36,11 +36,9 @@ def micro_batches(batch, args, title=""):
     of these rows, counted up to the row's last token in the mask. Each row with a token in the mask
     comes exactly once, longest first.
 
-    If the batch has advantages and the loss has no KL term, the mask drops tokens whose advantage
-    is 0, because they have no gradient.
+    The mask drops tokens that have no gradient (mask_with_gradient).
     """
-    if "advantages" in batch and args.kl_coef == 0:
-        batch = {**batch, "mask": batch["mask"] & (batch["advantages"] != 0)}
+    batch = {**batch, "mask": mask_with_gradient(batch, args)}
     lengths = used_lengths(batch["mask"])  # [N]
     passes = plan_passes(batch["ids"], batch["mask"], lengths, args)
     # Under FSDP2 all processes must run equally many passes, forward and backward. A process with
@@ -57,6 +55,16 @@ def micro_batches(batch, args, title=""):
         micro = {name: to_device(value) for name, value in micro.items()}
         micro["ids"].shared_prompt_length = shared  # so that the GPU is never asked for it
         yield rows, micro
+
+
+def mask_with_gradient(batch, args):
+    """Return the batch's mask [N, T] without the tokens that have no gradient.
+
+    If the batch has advantages and the loss has no KL term, a token whose advantage is 0 has none.
+    """
+    if "advantages" in batch and args.kl_coef == 0:
+        return batch["mask"] & (batch["advantages"] != 0)
+    return batch["mask"]
 
 
 def to_device(value):

@@ -6,6 +6,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from runtime import families, processes
 
@@ -43,6 +44,7 @@ def place(policy, args):
     """
     lm = policy.lm
     lm.config.dtype = args.dtype  # the dtype of checkpoints; changes no weight
+    fix_longrope(lm, args.max_prompt_tokens + args.max_response_tokens)
     args.recurrent = families.is_recurrent(lm.config)
     if getattr(lm.config, "attn_logit_softcapping", None):
         lm.set_attn_implementation("eager")  # torch's attention can't cap its logits (Gemma 2)
@@ -59,9 +61,23 @@ def place(policy, args):
         torch.compiler.config.recompile_limit = PROGRAMS
         for layer in lm.model.layers:
             layer.compile(dynamic=True)  # one program for all lengths
+        # Fuse the head's softmax, too: its float32 logits are the largest tensors of all.
+        policy.head = torch.compile(policy.head, dynamic=True)
     if processes.WORLD_SIZE > 1:
         shard(policy, getattr(torch, args.dtype))
     return policy.to(processes.DEVICE)  # on a GPU, FSDP2 has already moved the layers
+
+
+def fix_longrope(lm, context):
+    """Make a model with longrope (Phi-3, Phi-4-mini) keep the factors that vLLM has in this run.
+
+    vLLM chooses the short or the long factors by `context`, the most tokens of a sequence.
+    transformers would choose in each forward pass, by its longest row.
+    """
+    for rotary in lm.modules():
+        if getattr(rotary, "rope_type", None) == "longrope":
+            rotary.inv_freq, _ = ROPE_INIT_FUNCTIONS["longrope"](rotary.config, seq_len=context)
+            rotary.rope_type = "default"  # otherwise each forward pass would choose
 
 
 def shard(policy, dtype):

@@ -5,7 +5,6 @@ processes must all call barrier, broadcast, gather, all_reduce and full_tensor, 
 """
 
 import functools
-import os
 from datetime import timedelta
 
 import torch
@@ -13,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from runtime import quiet
+from runtime import machine, quiet
 from runtime.ranks import LOCAL_RANK, LOCAL_WORLD_SIZE, RANK, WORLD_SIZE  # noqa: F401
 
 ON_GPU = torch.cuda.is_available()
@@ -36,8 +35,15 @@ def start():
 
 @functools.cache  # otherwise every model makes new groups of processes
 def mesh():
-    """Arrange the processes for FSDP2: a weight's shards are spread over all of them."""
-    return init_device_mesh(DEVICE.type, (WORLD_SIZE,))
+    """Arrange the processes for FSDP2: a weight's shards are spread over the last dimension.
+
+    On one machine, all processes share the shards. With several machines, each of them holds all
+    shards (HSDP), so that only gradients cross the slower network between machines.
+    """
+    if WORLD_SIZE == LOCAL_WORLD_SIZE:
+        return init_device_mesh(DEVICE.type, (WORLD_SIZE,))
+    shape = (WORLD_SIZE // LOCAL_WORLD_SIZE, LOCAL_WORLD_SIZE)
+    return init_device_mesh(DEVICE.type, shape, mesh_dim_names=("machine", "shard"))
 
 
 def end():
@@ -48,7 +54,7 @@ def end():
 
 def own_cores():
     """Return the numbers of this process's CPU cores: its part of the machine's."""
-    cores = sorted(os.sched_getaffinity(0))[LOCAL_RANK::LOCAL_WORLD_SIZE]
+    cores = machine.cores()[LOCAL_RANK::LOCAL_WORLD_SIZE]
     return cores or [0]  # more processes than cores
 
 

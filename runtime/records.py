@@ -5,10 +5,12 @@ docs/metrics.md says what each file holds.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import subprocess
 import sys
+import threading
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,6 +18,7 @@ from pathlib import Path
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
+from rewards import TaskError
 from runtime import (
     before_after,
     checkpoints,
@@ -49,6 +52,8 @@ def choose_folder(args):
     if processes.RANK == 0:
         try:
             take_folder(args)
+            if args.track:
+                start_wandb(args)
         except ValueError as error:
             problem = str(error)
     problem, args.run_dir = processes.broadcast((problem, args.run_dir))
@@ -63,17 +68,62 @@ def take_folder(args):
     """Choose, make and lock args.run_dir. ValueError if it is in use or can't be used."""
     if args.resume:
         args.run_dir = str(folders.run_of(args.resume))
-    elif not args.run_dir:
-        now = time.strftime("%Y%m%d-%H%M%S")
-        args.run_dir = f"runs/{Path(sys.argv[0]).stem}_{Path(args.task).stem}_{args.seed}_{now}"
-    folder = Path(args.run_dir)
+    folder = Path(args.run_dir or "runs")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        while not args.run_dir:
+            now = time.strftime("%Y%m%d-%H%M%S")
+            name = f"{Path(sys.argv[0]).stem}_{Path(args.task).stem}_{args.seed}_{now}"
+            folder = Path("runs", name)
+            try:
+                folder.mkdir()
+                args.run_dir = str(folder)
+            except FileExistsError:  # another run has begun in this second
+                time.sleep(1)
         files.lock(folder)
     except OSError as error:
         raise ValueError(f"--run_dir {folder} can't be used: {error.strerror}") from error
     if not args.resume:
         checks.check_new(args.run_dir)  # check again: another run may have used it since
+
+
+def start_wandb(args):
+    """Begin a run of Weights & Biases, or go on with it. It gets all that TensorBoard gets."""
+    import wandb  # optional
+
+    about = Path(args.run_dir, "run.json")
+    try:
+        wandb.init(
+            sync_tensorboard=True,
+            dir=args.run_dir,
+            name=Path(args.run_dir).name,
+            id=files.read_object(about).get("wandb") if args.resume else None,
+            resume="allow",
+            config=dataclasses.asdict(args),
+        )
+    except wandb.Error as error:  # for example without a key
+        raise ValueError(f"--track: {error}") from error
+
+
+def show_full_disk(run_dir):
+    """Let a full disk end the program with one line (exit code 1), wherever a write fails."""
+    usual = sys.excepthook
+
+    def show(kind, error, trace):
+        why = files.why_full(error)
+        if not why:
+            return usual(kind, error, trace)
+        if processes.RANK > 0:
+            time.sleep(3)  # if process 0 finds it, too, torchrun ends this one before it says so
+        place = getattr(error, "filename", None) or run_dir
+        way_on = folders.how_to_go_on(run_dir)
+        print(f"error: {place} can't be written: {why}. Make room; {way_on}", file=sys.stderr)
+
+    def show_in_thread(found):  # TensorBoard's thread raises its error in the main one, too
+        if not files.why_full(found.exc_value):
+            threading.__excepthook__(found)
+
+    sys.excepthook, threading.excepthook = show, show_in_thread
 
 
 class Records:
@@ -89,18 +139,22 @@ class Records:
         self.console = terminal.console()
         self.n_lines = 0  # lines printed so far, one per step
         self.has_advantages = False  # whether the last written step had any other than 0
-        self.has_warned = False  # about a step with equal rewards
+        self.has_warned = set()  # of what
         self.gaps = []  # sampler_gap of each step, since the start or since the run was resumed
         self.problem = ""  # why the run ends early with exit code 1
+        self.to_save = ()  # the arguments of checkpoints.save that begin_step got
 
     def open(self, step):
         """Open the files; from now on Ctrl-C or SIGTERM ends the run after a step.
 
-        step: 0, or the step after which the run is resumed. Rows of later steps are dropped.
+        step: 0, or the step after which the run is resumed. Checkpoints and rows of later steps are
+        dropped, so call it when the run can go on.
         """
+        show_full_disk(self.folder)
         if processes.RANK == 0:
             self.open_files(step)
         self.asked_to_stop = signals.catch()  # a list: empty, or the signal's name
+        self.usual_hook, sys.excepthook = sys.excepthook, self.at_exception
 
     def interrupted(self):
         """Return whether Ctrl-C or SIGTERM reached any process. All processes must call it."""
@@ -110,10 +164,14 @@ class Records:
         return ends
 
     def open_files(self, step):
-        """Write the settings, drop later rows, and open TensorBoard's file."""
+        """Write the settings, drop later checkpoints and rows, and open TensorBoard's file."""
+        if self.args.resume:
+            checkpoints.delete_newer(folders.to_resume(self.args.resume))
         values = dataclasses.asdict(self.args)
         about = provenance()
         about["sizes"] = self.sizes
+        if self.args.track:
+            about["wandb"] = sys.modules["wandb"].run.id
         files.write(self.folder / "args.json", json.dumps(values, indent=1) + "\n")
         files.write(self.folder / "run.json", json.dumps(about, indent=1) + "\n")
         for name in ("metrics.jsonl", "samples.jsonl", "test_samples.jsonl"):
@@ -147,16 +205,28 @@ class Records:
         evaluation = terminal.evaluation_line(metrics)
         if evaluation:
             self.console.print(evaluation, style="bold", soft_wrap=True)
-        if "zero_std_rate" in metrics and not self.has_advantages and not self.has_warned:
-            self.has_warned = True
-            self.console.print(
-                f"warning: step {metrics['step']} teaches nothing: all responses to a prompt have "
+        if metrics.get("truncated_rate") == 1:
+            self.warn_once(
+                "truncated",
+                f"all responses of step {metrics['step']} were cut off (truncated_rate is 1), most "
+                "of them before an answer: raise --max_response_tokens, which is "
+                f"{self.args.max_response_tokens}.",
+            )
+        if "zero_std_rate" in metrics and not self.has_advantages:
+            self.warn_once(
+                "equal rewards",
+                f"step {metrics['step']} teaches nothing: all responses to a prompt have "
                 "the same reward, for every prompt. Read samples.jsonl, and zero_std_rate in "
                 "docs/troubleshooting.md.",
-                style="yellow",
             )
         if metrics.get("sampler_gap") is not None:
             self.check_gap(metrics["sampler_gap"])
+
+    def warn_once(self, about, text):
+        """Print a warning, if there was none about this."""
+        if about not in self.has_warned:
+            self.has_warned.add(about)
+            self.console.print(f"warning: {text}", style="yellow", soft_wrap=True)
 
     def check_gap(self, gap):
         """Warn if sampler_gap [nats] is large; end the run if it jumps at the first update.
@@ -184,6 +254,25 @@ class Records:
         """End the run before its next step, with a checkpoint, this last line and exit code 1."""
         self.asked_to_stop.append("an error")
         self.problem = f"error: {problem}"
+
+    def begin_step(self, *to_save):
+        """Remember the arguments of checkpoints.save, in case the task fails in this step."""
+        self.to_save = to_save
+
+    def at_exception(self, kind, error, traceback):
+        """End the run with a checkpoint of its last complete step if the task has failed.
+
+        Python calls it at an exception that nothing has caught. rewards.score raises a TaskError
+        in all processes, before the step's update.
+        """
+        if kind is not TaskError or not self.to_save:
+            return self.usual_hook(kind, error, traceback)
+        self.fail(str(error))
+        step = self.to_save[3]
+        saved = [folders.step_of(folder) for folder in folders.complete(self.folder)]
+        if processes.broadcast(step > 0 and step not in saved):
+            checkpoints.save(*self.to_save)
+        self.close(step)
 
     def write_samples(self, step, problems, responses, scores):
         """Save the first two responses to each of the first two problems, with their scores."""
@@ -253,6 +342,8 @@ class Records:
         text = self.last_line(step)
         print(text)
         files.write(self.folder / "ended.txt", f"{text}\n")
+        if self.args.track:
+            sys.modules["wandb"].finish()
 
     def last_line(self, step):
         """Say how the run has ended after this step, and how to resume it."""
@@ -262,6 +353,21 @@ class Records:
             return f"{text}\n{folders.how_to_go_on(self.folder)}"
         more = "" if step < self.args.steps else f" --steps N, with N above {step}"
         return f"{text}\nto go on: --resume {self.folder}{more}"
+
+
+def task_may_fail(evaluate):
+    """Decorate evaluate: if the task fails, it returns {}, and the run ends after this step."""
+
+    @functools.wraps(evaluate)
+    def evaluated(*arguments):
+        run = arguments[-2]
+        try:
+            return evaluate(*arguments)
+        except TaskError as error:
+            run.fail(str(error))
+            return {}
+
+    return evaluated
 
 
 def example(problem, response, score):

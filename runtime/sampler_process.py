@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import queue
 import resource
+import shutil
 import signal
 import threading
 
@@ -21,6 +22,7 @@ from runtime import processes, threads
 from runtime.ranks import LOCAL_RANK, LOCAL_WORLD_SIZE
 
 PATIENCE = 10  # seconds until a sampler that was told to end is killed
+LONGEST_WAIT = 3600  # seconds without an answer after which a sampler counts as dead
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 # A sampler that ends with its trainer leaves a semaphore of vLLM's; hide Python's warning.
 ALONE |= {"PYTHONWARNINGS": "ignore:resource_tracker:UserWarning"}
@@ -38,11 +40,14 @@ class SamplerProcess:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one per shared tensor
         context = multiprocessing.get_context("spawn")
         self.pipe, other_end = context.Pipe()
+        self.arrived = queue.SimpleQueue()  # (name, value) of each answer; None: the sampler died
         self.answers = {}  # answers that arrived before receive asked for them
         self.process = context.Process(target=run, args=(serve, args, other_end))
         with place_of_sampler(args):
             self.process.start()
         other_end.close()  # so that reads fail once the sampler is dead
+        # Read answers at once. A pipe holds 256 KiB: the sampler would wait until receive reads.
+        threading.Thread(target=collect, args=(self.pipe, self.arrived), daemon=True).start()
         atexit.register(self.end)
 
     def request(self, *values):
@@ -52,9 +57,13 @@ class SamplerProcess:
 
     def receive(self, when):
         """Wait for the answer named `when`. None if the sampler of any process has died."""
-        with contextlib.suppress(EOFError, OSError):
+        with contextlib.suppress(queue.Empty):
             while when not in self.answers:
-                name, value = self.pipe.recv()
+                answer = self.arrived.get(timeout=LONGEST_WAIT)
+                if answer is None:
+                    self.arrived.put(None)  # for later calls
+                    break
+                name, value = answer
                 self.answers[name] = value
         answer = self.answers.pop(when, None)
         return None if processes.all_reduce(answer is None) else answer
@@ -62,11 +71,13 @@ class SamplerProcess:
     def how_it_ended(self):
         """Say how the process ended. -9: by SIGKILL; None: it was that of another process."""
         self.process.join(PATIENCE)
-        return f"with exit code {self.process.exitcode}"
+        if self.process.exitcode is None and self.process.is_alive():
+            return f"gave no answer for {LONGEST_WAIT // 60} minutes, here or in another process"
+        return f"ended with exit code {self.process.exitcode}"
 
     def end(self):
         """End the process, whatever it is doing."""
-        self.pipe.close()  # it ends when its pipe has no trainer
+        self.request()  # an empty request: the sampler ends at once
         self.process.join(PATIENCE)
         self.process.kill()
 
@@ -89,8 +100,19 @@ def read(pipe, requests):
     with contextlib.suppress(EOFError, OSError):
         while os.getppid() == trainer:
             if pipe.poll(1):
-                requests.put(pipe.recv())
+                request = pipe.recv()
+                if not request:  # the trainer ends
+                    break
+                requests.put(request)
     os._exit(0)
+
+
+def collect(pipe, arrived):
+    """Put the sampler's answers into a queue of the trainer, as they come; None after the last."""
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            arrived.put(pipe.recv())
+    arrived.put(None)
 
 
 # ------------------------------------------------------------------------------------ its own place
@@ -121,6 +143,23 @@ def place_of_sampler(args):
         os.sched_setaffinity(0, for_trainers)
         if not processes.ON_GPU:
             torch.set_num_threads(len(processes.own_cores()))
+
+
+def check(args, model):
+    """Raise ValueError if the sampler has no GPU, or /dev/shm can't hold the shared snapshots."""
+    if processes.ON_GPU:
+        gpus(args)
+    # A weight that embedding and head share is in a snapshot twice.
+    n_params = sum(weight.numel() for _, weight in model.named_parameters(remove_duplicate=False))
+    snapshot = n_params * getattr(torch, args.dtype).itemsize / 2**30
+    needed = LOCAL_WORLD_SIZE * (args.lag + 1) * snapshot
+    free = shutil.disk_usage("/dev/shm").free / 2**30
+    if needed > free:
+        raise ValueError(
+            f"trainer and sampler share {args.lag + 1} snapshots of the weights, which take "
+            f"{needed:.2f} GiB of /dev/shm, and {free:.2f} are free there: give a container more "
+            "(`docker run --shm-size`), or take a smaller --lag or --model"
+        )
 
 
 def gpus(args):

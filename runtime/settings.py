@@ -80,6 +80,7 @@ class CommonArgs:
     keep_checkpoints: PositiveInt = 3  # how many of the newest checkpoints stay on disk
     run_dir: str = ""  # where everything is written; empty: runs/SCRIPT_TASK_SEED_TIME
     resume: str = ""  # a run to continue, or one of its checkpoints; its settings are the defaults
+    track: bool = False  # also log to Weights & Biases (pip install wandb)
     dry_run: bool = False  # check everything, estimate the memory, load nothing and end
 
     # Values in scripts without these settings. They have no type, so they are not settings.
@@ -111,6 +112,7 @@ class RunArgs(CommonArgs):
     operations: str = "1"  # calculator: how many in a problem, within 1-3: "1" or "2-3"
     gym: str = "letter_counting"  # gym: generators of reasoning-gym: "letter_counting,chain_sum"
     gym_options: str = "{}"  # gym: their parameters as JSON: '{"max_words": 3}'
+    score_timeout: PositiveFloat = 60.0  # own task: seconds for a call of score(), then it is ended
 
     # ---- machine
     kv_cache_gb: PositiveFloat = 16.0  # GiB for the sampler's key-value cache, beside its weights

@@ -4,6 +4,7 @@ The first of them ends the run after its step, with a checkpoint. A second Ctrl-
 at once, as the first one does while a run loads.
 """
 
+import contextlib
 import os
 import signal
 import time
@@ -22,7 +23,6 @@ def catch():
     """
     asked_to_stop = []
     first = 0.0  # seconds on time.monotonic()'s clock
-    on_terminal = [output for output in (1, 2) if os.isatty(output)]
 
     def at_signal(number, frame):
         nonlocal first
@@ -30,15 +30,13 @@ def catch():
             first = time.monotonic()
             name = signal.Signals(number).name
             asked_to_stop.append(name)
-            if number == signal.SIGHUP:
-                for output in on_terminal:  # writing to a closed terminal would be an error
-                    os.dup2(os.open(os.devnull, os.O_WRONLY), output)
             if RANK == 0:  # print would fail if the signal has come in the middle of another one
                 text = (
                     f"\n{name}: the run ends after this step, with a checkpoint. A second one, "
                     f"{GRACE} seconds from now or later, ends it at once and loses the step.\n"
                 )
-                os.write(2, text.encode())
+                with contextlib.suppress(OSError):  # the terminal may be closed
+                    os.write(2, text.encode())
         elif time.monotonic() - first > GRACE and number != signal.SIGHUP:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)

@@ -6,7 +6,7 @@ All of it happens before anything large is loaded.
 import sys
 
 import rewards
-from runtime import chats, checks, flags, header, memory, processes, records
+from runtime import chats, checks, flags, header, inputs, memory, processes, records
 from runtime.passes import HEAD_CHUNK
 
 
@@ -41,6 +41,7 @@ def prepare(args, data=rewards):
     flags.check_settings(args)
     checks.check_gpus(args)
     tokenizer, sizes = checks.check_model(args, HEAD_CHUNK)
+    sizes["template_date"] = inputs.fix_date(tokenizer, args)
     task, train, test = chats.load_task(args, tokenizer, data)
     if len(train) < args.prompts_per_step:
         raise ValueError(
@@ -51,4 +52,6 @@ def prepare(args, data=rewards):
         args.steps = args.epochs * (len(train) // args.prompts_per_step)
     sizes["training_problems"] = len(train)
     sizes["test_problems"] = len(test)
+    sizes["digests"] = {"training": inputs.digest(train), "test": inputs.digest(test)}
+    inputs.check_resumed(args, sizes["digests"])
     return tokenizer, task, train, test, sizes

@@ -128,9 +128,9 @@ def python(*words, **options):
     return subprocess.run([sys.executable, *map(str, words)], **options)
 
 
-def run(script, *flags, processes=1, check=True, timeout=1200, env=None):
+def run(script, *flags, processes=1, check=True, timeout=1200, env=None, machines=1):
     """Runs a trainer like a user, from the repository's root; returns the finished process with its output."""
-    done = prepared.run([script, *flags], processes, timeout, env)
+    done = prepared.run([script, *flags], processes, timeout, env, machines=machines)
     if check and done.returncode:
         raise AssertionError(f"{script} ended with {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}")
     return done
@@ -261,8 +261,9 @@ def step_of_main(trainer, args, batch, rewards, monkeypatch, calls=None):
     written, given, models = [], [], []
     problems = [{"id": 0, "category": "2"} for _ in rewards]
     responses = [answer(num_tokens) for num_tokens in batch["mask"].sum(1).tolist()]
-    for response in responses:  # grpo_multi_turn.py's conversations are of one turn
+    for response, problem in zip(responses, problems):  # grpo_multi_turn.py's conversations are of one turn
         response.turns, response.replies = [response.text], []
+        response.states, response.lengths, response.problem = ["start"], [len(response.token_ids)], problem
     scores = [{"reward": float(reward), "correct": reward > 0, "format": True} for reward in rewards]
     sampled = {key: batch[key] for key in ("ids", "mask", "sampler_logp")}
 
@@ -290,7 +291,7 @@ def step_of_main(trainer, args, batch, rewards, monkeypatch, calls=None):
         to_update.update(old_logp=batch["old_logp"], entropy=batch["entropy"])  # as reinforce.py's does
         return {}
 
-    files = {name: named(name) for name in ("open", "write_tokens", "write_samples", "close")}
+    files = {name: named(name) for name in ("open", "begin_step", "write_tokens", "write_samples", "close")}
     run = SimpleNamespace(write=written.append, interrupted=lambda: False, **files)
     begun = (dataclasses.replace(args, steps=1), run, None, None, problems, [])
     stand_ins = {
@@ -325,12 +326,12 @@ processes.end()
 """
 
 
-def run_together(function, folder, processes=2):
+def run_together(function, folder, processes=2, machines=1):
     """A test module's function(folder), in processes that can be connected as torchrun does it, without a GPU."""
     worker = Path(folder, "worker.py")
     paths = [str(ROOT), str(ROOT / "tests")]
     worker.write_text(WORKER.format(paths=paths, module=function.__module__, function=function.__name__))
-    run(worker, folder, processes=processes, timeout=900, env={"CUDA_VISIBLE_DEVICES": ""})
+    run(worker, folder, processes=processes, machines=machines, timeout=900, env={"CUDA_VISIBLE_DEVICES": ""})
 
 
 # What every step's metrics have.
@@ -359,7 +360,7 @@ def until(happens, seconds=120):
 
 def task_settings(task, data, **changes):
     fixed = {"task": task, "data": "", "test_data": "", "people": "2-3", "numbers": "3-4", "chat_template": "auto"}
-    sizes = {"eval_size": 5, "max_prompt_tokens": 600, "seed": 0, "has_sampler": True}
+    sizes = {"eval_size": 5, "max_prompt_tokens": 600, "seed": 0, "has_sampler": True, "score_timeout": 60.0}
     return SimpleNamespace(**fixed | sizes | data[task] | changes)
 
 

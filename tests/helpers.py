@@ -216,3 +216,9 @@ def chat(question, answer):
 def settings_of_sft(**changes):
     fixed = {"people": "2-3", "careful": 0.5, "eval_size": 3, "max_prompt_tokens": 600, "max_response_tokens": 400}
     return sft.Args(**fixed | changes)
+
+
+def compile_with(backend, monkeypatch):
+    """Let --compile use this backend of torch.compile, for layers and for the head."""
+    of_torch = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **how: of_torch(function, **how | {"backend": backend}))

@@ -50,18 +50,22 @@ def run_here(words, environment, stdout, stderr, root):
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the server ignores it
     sys.argv = list(words)
     sys.path[0:0] = [str(root)]
-    runpy.run_path(words[0], run_name="__main__")
+    try:
+        runpy.run_path(words[0], run_name="__main__")
+    except Exception:  # multiprocessing would print it without asking the hook
+        sys.excepthook(*sys.exc_info())
+        sys.exit(1)
 
 
-def run(words, processes=1, timeout=1200, env=None, root=ROOT):
+def run(words, processes=1, timeout=1200, env=None, root=ROOT, machines=1):
     """Runs `python WORDS` from the repository's root, or another folder, and returns it finished, with its output.
 
-    words: the script and its flags; processes: more than one are connected as torchrun does it; timeout: in
-    seconds. subprocess.TimeoutExpired after that; all its processes are dead then.
+    words: the script and its flags; processes: more than one are connected as torchrun does it; machines: on how
+    many they believe to be; timeout: in seconds. subprocess.TimeoutExpired after that; all its processes are dead then.
     """
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, name) for name in ("stdout", "stderr")]
-        ranks = [start(words, *files, (env or {}) | about, root) for about in places(processes)]
+        ranks = [start(words, *files, (env or {}) | about, root) for about in places(processes, machines)]
         try:
             for rank in ranks:
                 rank.join(timeout)
@@ -87,13 +91,14 @@ def start(words, stdout, stderr, env=(), root=ROOT):
     return process
 
 
-def places(processes):
-    """The environment variables that torchrun gives each of so many processes."""
+def places(processes, machines):
+    """The environment variables that torchrun gives each of so many processes on so many machines."""
     if processes == 1:
         return [{}]
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
-    ranks = [shared | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(processes)]
+    here = processes // machines
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": here}
+    ranks = [shared | {"RANK": rank, "LOCAL_RANK": rank % here} for rank in range(processes)]
     return [{name: str(value) for name, value in about.items()} for about in ranks]

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,13 +15,15 @@ import dr_grpo
 import gdpo
 import grpo
 import grpo_ar_lopti
+import grpo_multi_turn
 import maxrl
 import ppo
 import reinforce
 import reinforce_pp
 import reinforce_pp_ar_lopti
 import rloo
-from rewards import kk, parts_of
+from rewards import TaskError, kk, parts_of
+from runtime import measure
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -62,11 +65,22 @@ def test_advantages_by_hand(trainer):
         assert not advantages[:, [0, 2]].any()  # prompt and padding
 
 
+@pytest.mark.parametrize("trainer", [*ADVANTAGES, reinforce_pp, grpo_multi_turn], ids=lambda one: one.__name__)
+def test_a_steps_entropy_is_the_mean_over_the_response_tokens(trainer):
+    """Of 8 tokens: (1 + 2 + 3 + 4 + 5 + 6 + 7 + 8) / 8. Prompts and padding have an entropy of 100 here."""
+    batch = batch_of(ROWS)
+    batch["entropy"] = torch.full(batch["mask"].shape, 100.0, dtype=torch.float64)
+    batch["entropy"][batch["mask"]] = torch.arange(1.0, 9, dtype=torch.float64)
+
+    metrics, _ = in_main(trainer, REWARDS, batch, beta=0.0, group=len(REWARDS))
+    assert metrics["entropy"] == pytest.approx(4.5, abs=1e-12)
+
+
 SAME = (3.0, -0.5, 0.0, 0.7, -1.3, 1e6 / 3)
 EQUAL_REWARDS = [
     *itertools.product((grpo, rloo, dr_grpo, reinforce, reinforce_pp, ppo), (1, 2, 3, 8), SAME),
     *itertools.product([maxrl], (1, 2, 3, 7, 8), (0.0, 1.0)),
-    *itertools.product([gdpo], (2, 3, 8), SAME),
+    *itertools.product([gdpo], (1, 2, 3, 8), SAME),
 ]
 
 
@@ -81,6 +95,26 @@ def test_equal_rewards_have_advantage_zero_exactly():
         advantages = trainer.compute_advantages(rewards, batch, args)
         alone = trainer is grpo and group == 1  # a group of one is not compared
         assert alone or torch.equal(advantages, torch.zeros(n, 2)), (trainer, group, reward)
+
+
+@pytest.mark.parametrize("trainer", [grpo, gdpo], ids=["grpo", "gdpo"])
+def test_rewards_that_differ_by_rounding_alone_have_advantage_zero(trainer):
+    """In float32 the next number after 50 is 50.000004. The formula would make an advantage of 0.98 of it.
+
+    More than a millionth of the largest reward is a difference, and so is any to 0.
+    """
+    close = [50.0, 50.000004, 50.0, 50.0]
+    assert measure.all_equal(torch.tensor([close, [-x for x in close], [0.0] * 4, [7e5, 7e5 + 0.5, 7e5, 7e5]])).all()
+    assert not measure.all_equal(torch.tensor([[50, 50.0002, 50, 50], [0, 1e-9, 0, 0], [-1, 1, -1, 1.0]])).any()
+    batch, args = {"mask": torch.ones(8, 1, dtype=torch.bool)}, arguments(trainer, responses_per_prompt=4)
+    rewards = torch.tensor([*close, 50.0, 50.0002, 50.0, 50.0])
+    rewards = rewards[:, None] if trainer is gdpo else rewards
+    advantages = trainer.compute_advantages(rewards, batch, args)[:, 0].tolist()
+    assert advantages[5] > 1
+    if trainer is gdpo:  # which normalises the step's sums once more
+        assert advantages[:4] == pytest.approx([0.0] * 4, abs=1e-6)
+    else:
+        assert advantages[:4] == [0.0] * 4
 
 
 def in_main(trainer, rewards, batch, beta, group=1):
@@ -122,9 +156,38 @@ def test_gdpos_second_normalisation_is_over_the_responses_of_all_processes(monke
     torch.testing.assert_close(advantages_of(rewards[3:], gdpo, 3), of_one[3:], rtol=1e-12, atol=0)
 
 
+NO_SIGNAL = {  # parts of two groups, or of one response, whose sums S are equal: A is 0 exactly
+    "one group of one": (1, [[1.0, 2.0]]),
+    "all parts are equal": (2, [[1 / 3, 0.7]] * 4),
+    "parts that cancel": (4, [[1, 0], [0, 1], [0.1, 0.9], [0.3, 0.7]] * 2),
+    "parts that cancel, of different sizes": (4, [[x, 2 - 3 * x] for x in (0.1, 0.7, 0.3, 1.1, 0.2, 0.9, 1.3, 2.1)]),
+    "parts that cancel and one that is equal": (2, [[0.1, 0.7, 5], [0.7, 0.1, 5]] * 2),
+    "equal sums without groups": (1, [[0.1, 0.2], [0.3, 0.0], [0.7, -0.4]]),
+}
+
+
+@pytest.mark.parametrize("case", NO_SIGNAL)
+def test_gdpos_advantage_is_exactly_0_if_the_sums_of_the_parts_are_equal(case):
+    group, rewards = NO_SIGNAL[case]
+    batch = {"mask": torch.ones(len(rewards), 2, dtype=torch.bool)}
+    advantages = gdpo.compute_advantages(torch.tensor(rewards), batch, arguments(gdpo, responses_per_prompt=group))
+    assert torch.equal(advantages, torch.zeros(len(rewards), 2))
+
+
+def test_gdpos_parts_are_mixed_by_their_names():
+    said = [SimpleNamespace(text="first"), SimpleNamespace(text="second")]
+    task = SimpleNamespace(__file__="my_task.py")
+    parts = [{"form": 1, "answer": 0}, {"answer": 1, "form": 0}]
+    assert parts_of(task, said, [{"reward": 1, "parts": part} for part in parts]) == [[1, 0], [0, 1]]
+    assert parts_of(task, said, [{"reward": 3.0, "parts": {}}, {"reward": 2.0}]) == [[3.0], [2.0]]
+    for other in ({"form": 1}, {"form": 1, "answer": 2, "length": 3}, {"form": 1, "length": 0}, {}):
+        with pytest.raises(TaskError, match=r"^my_task.py: .*'second' .* another one \['form', 'answer'\]"):
+            parts_of(task, said, [{"reward": 1, "parts": parts[0]}, {"reward": 1, "parts": other}])
+
+
 def test_in_main_gdpos_parts_are_those_that_the_task_names(batch):
     """Knights & Knaves pays for the form and for the answer. A task that names none has one part, its reward."""
-    assert parts_of(kk.score("no tags", {"Zoe": True})) == [-1.0, -2.0]
+    assert parts_of(kk, [None], [kk.score("no tags", {"Zoe": True})]) == [[-1.0, -2.0]]
     rewards = [float(i % 4) for i in range(len(batch["ids"]))]
     _, given = in_main(gdpo, rewards, batch, beta=0.0, group=GROUP)
     expected = gdpo.compute_advantages(torch.tensor(rewards)[:, None], batch, arguments(gdpo))

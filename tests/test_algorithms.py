@@ -3,8 +3,10 @@
 No sampler runs here: the batches are made of a tiny model's own tokens.
 """
 
+import contextlib
 import dataclasses
 import importlib
+import itertools
 import math
 import shutil
 import sys
@@ -13,7 +15,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import KK_TINY, answer, step_of_main
-from helpers import GROUP, N, adamw, arguments, distance, gradients, padded, sequences, state_of, tokens_of, weights
+from helpers import (
+    GROUP,
+    N,
+    adamw,
+    arguments,
+    compile_with,
+    distance,
+    gradients,
+    padded,
+    sequences,
+    state_of,
+    tokens_of,
+    weights,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig
 
@@ -222,20 +237,20 @@ needs_a_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=[pytest.mark.slow, needs_a_compiler])])
 @pytest.mark.slow
-def test_compiled_layers_compute_the_same(tiny_model, batch, backend, checkpointing, monkeypatch):
+def test_compiled_layers_and_a_compiled_head_compute_the_same(tiny_model, batch, backend, checkpointing, monkeypatch):
     """Log-probabilities and gradient, over passes of different lengths. All layers share few programs.
 
     aot_eager captures the programs as inductor does, and calls no C++ compiler.
     """
-    of_torch = torch.nn.Module.compile
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda layer, **how: of_torch(layer, backend=backend, **how))
+    compile_with(backend, monkeypatch)
     torch.compiler.config.fail_on_recompile_limit_hit = True  # it can be set, and not be deleted as monkeypatch does
     args = arguments(model=str(tiny_model), micro_batch_tokens=300, gradient_checkpointing=checkpointing)
     plain = numbers_of(batch, args)
     torch._dynamo.utils.counters.clear()
     assert_equal_but_for_rounding(numbers_of(batch, dataclasses.replace(args, compile=True)), plain)
     n_programs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    assert 1 <= n_programs <= 4  # with and without gradient, each at most once again for a dimension of size 1
+    # Of a layer and of the head: with and without gradient, each at most once again for a dimension of size 1.
+    assert 2 <= n_programs <= 8
     assert torch.compiler.config.recompile_limit >= 2 * n_programs  # placement.py leaves room
     torch._dynamo.reset()
 
@@ -546,3 +561,45 @@ def test_settings_that_do_not_fit_each_other_end_main_in_one_line(script, monkey
     told = capsys.readouterr().err
     assert end.value.code == 2 and told.startswith("error: --") and told.count("\n") == 1
     assert NOT_TOGETHER[script][-2] in told
+
+
+def work_over_the_ideal(parts, args):
+    """Tokens that processes compute or wait for, over those of equal shares without padding. parts: per process."""
+    costs = []  # per process, of each of its passes
+    num_tokens = 0
+    for part in parts:
+        mask = passes.mask_with_gradient(part, args)
+        num_tokens += int(mask.sum())
+        lengths = passes.used_lengths(mask)
+        planned = passes.plan_passes(part["ids"], part["mask"], lengths, args)
+        costs.append([len(rows) * int(lengths[rows].max()) for rows in planned])
+    waited = sum(max(at) for at in itertools.zip_longest(*costs, fillvalue=0))  # a pass lasts until the last one ends
+    return waited * len(parts) / num_tokens
+
+
+@pytest.mark.parametrize(
+    ("n_processes", "before", "after"), [(2, 1.1, 1.1), (4, 1.25, 1.2), (8, 1.4, 1.3), (16, 1.6, 1.4)]
+)
+def test_processes_that_swap_rows_wait_less_for_each_other(n_processes, before, after, monkeypatch):
+    """A mini-batch of 320 responses with lognormal lengths, of which 64 have an advantage of 0 and need no pass."""
+    args = arguments(gradient_checkpointing=True, micro_batch_tokens=5120, kl_coef=0.0)
+    rng = torch.Generator().manual_seed(0)
+    lengths = (600 * torch.randn(320, generator=rng).mul(0.7).exp()).clamp(20, 4096).long()
+    rows = torch.arange(320)
+    mask = torch.arange(4096) < lengths[:, None]
+    every = {"ids": rows[:, None] * mask, "mask": mask, "advantages": (rows >= 64)[:, None] * mask}
+    parts = [{name: value[rows % n_processes == rank] for name, value in every.items()} for rank in range(n_processes)]
+    sent, swapped = [], []
+    monkeypatch.setattr(dealing, "WORLD_SIZE", n_processes)
+    monkeypatch.setattr(dealing, "gather", lambda mine: sent.extend(mine))
+    for part in parts:
+        with contextlib.suppress(TypeError):  # nothing comes back while the others have not sent their rows
+            dealing.balance(part, args)
+    monkeypatch.setattr(dealing, "gather", lambda mine: sent)
+    for rank, part in enumerate(parts):
+        monkeypatch.setattr(dealing, "RANK", rank)
+        swapped.append(dealing.balance(part, args))
+    assert sum(len(part["ids"]) for part in swapped) == 320
+    found = {tuple(ids[its].tolist()) for part in swapped for ids, its in zip(part["ids"], part["mask"])}
+    assert found == {tuple(ids[its].tolist()) for ids, its in zip(every["ids"], mask)}  # each row, once, and whole
+    assert work_over_the_ideal(parts, args) > before and work_over_the_ideal(swapped, args) < after

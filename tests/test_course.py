@@ -15,6 +15,7 @@ import pytest
 import torch
 from conftest import ROOT, python
 
+import gigpo
 import grpo
 import grpo_ar_lopti
 import grpo_multi_turn
@@ -99,7 +100,7 @@ def test_wrong_gradients_are_named():
 
 @pytest.mark.parametrize(
     ("words", "code", "word"),
-    [("1 --solutions", 0, "PASS"), ("1", 1, "NOT YET"), ("15", 2, ""), ("", 2, ""), ("1 --all", 2, "")],
+    [("1 --solutions", 0, "PASS"), ("1", 1, "NOT YET"), ("16", 2, ""), ("", 2, ""), ("1 --all", 2, "")],
 )
 def test_the_command(words, code, word, capsys):
     with pytest.raises(SystemExit) as stop:
@@ -176,6 +177,22 @@ def conversation_row(prompt, turns, replies, before, after, length):
     return tuple(torch.nn.functional.pad(batch[name], padding)[0] for name in ("ids", "mask"))
 
 
+def turn_returns(rewards, mask, gamma):
+    found = torch.zeros(rewards.shape)
+    for row, of_turns, num_turns in zip(found, rewards.tolist(), mask.sum(1).tolist()):
+        row[:num_turns] = torch.tensor(gigpo.discounted_returns(of_turns[:num_turns], gamma))
+    return found
+
+
+def state_advantages(returns, states):
+    """Of conversations of one turn of one token."""
+    conversations, scores = [], [{"reward": reward} for reward in returns.tolist()]
+    for state in states.tolist():
+        conversations.append(SimpleNamespace(turns=[""], states=[state], lengths=[1], problem={"id": 0}))
+    batch = {"mask": torch.ones(len(returns), 1, dtype=torch.bool)}
+    return gigpo.turn_advantages(conversations, scores, batch, gigpo.Args())[0][:, 0]
+
+
 TRAINERS = {
     "token_log_probs": token_log_probs,
     "reinforce_loss": reinforce_loss,
@@ -187,6 +204,8 @@ TRAINERS = {
     "token_mean": token_mean,
     "ar_weight": grpo_ar_lopti.ar_weight,
     "conversation_row": conversation_row,
+    "turn_returns": turn_returns,
+    "state_advantages": state_advantages,
 }
 WITH_GRADIENT = "token_log_probs reinforce_loss clipped_loss k3_kl token_mean".split()
 

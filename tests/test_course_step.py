@@ -3,7 +3,8 @@
 import pytest
 from conftest import ROOT
 
-from course import check, check_step, sandbox, step
+from course import check, check_page, check_step, sandbox, step
+from course.solutions import page
 
 SOLUTION = ROOT / "course" / "solutions" / "step.py"
 
@@ -110,3 +111,26 @@ def test_wrong_rows_of_a_sampler_are_named(said):
 def test_wrong_draws_of_a_sampler_are_named(said):
     text = check_step.wrong_sample({"drawn": samples(*WRONG_DRAWS[said], False, True)})
     assert said in text and bool(said) == bool(text)
+
+
+@pytest.mark.parametrize("script", ["grpo", *page.CHANGES])
+def test_a_page_is_compared_with_the_script_that_it_should_be(script, tmp_path, monkeypatch):
+    """nano_grpo.py without vLLM computes what grpo.py computes, and the solutions what the other scripts compute."""
+    monkeypatch.chdir(ROOT)
+    file = tmp_path / "my_page.py"
+
+    def verdict(changes):
+        text = (ROOT / "nano_grpo.py").read_text()
+        for old, new in changes:
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        file.write_text(text)
+        return check_page.verdict(file, script)
+
+    changes = page.CHANGES.get(script, [])
+    assert verdict(changes) == ""
+    if script == "dr_grpo":
+        assert "still computes what grpo.py computes" in verdict([])
+        assert "advantages are right" in verdict(changes[1:2])
+    if script == "reinforce":
+        assert "advantages differ" in verdict(changes[1:])

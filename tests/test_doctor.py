@@ -1,11 +1,13 @@
 """tools/doctor.py: that it finds what is wrong, says what to do, and that this machine passes."""
 
 import re
+import subprocess
+import sys
 
 import pytest
-from conftest import python
+from conftest import ROOT, python
 
-from tools import doctor
+from tools import doctor, prerequisites
 
 ROWS = [
     {"step": 1, "kl": 0.0, "sampler_gap": 1e-4, "grad_norm": 0.4, "time/step": 2.0},
@@ -44,6 +46,50 @@ def test_a_resumed_run_that_differs():
     assert doctor.check_resume(ROWS, last_digit, on_gpu=True).outcome == "PASS"
     assert is_failure(doctor.check_resume(ROWS, changed(3, kl=None), on_gpu=True), "kl 0.002 / None", "report")
     assert is_failure(doctor.check_resume(ROWS, ROWS[:2], on_gpu=True), "3 / 2 steps", "report")
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "value", "said"),
+    [
+        ("platform.system", "system", "Darwin", "on a Mac or Windows: nano_grpo.py, WSL2, a container"),
+        ("sys.version_info", "Python", (3, 10, 1), "3.10: make install PYTHON=python3.13"),
+        ("sys.version_info", "Python", (3, 15, 0), "vLLM needs Python 3.11 to 3.14, and"),
+        ("can_load", "libnuma", False, "vLLM needs libnuma: apt install libnuma1"),
+        ("os.access", "shared memory", False, "mount -t tmpfs"),
+        ("find_spec", "venv", None, "apt install python3-venv"),
+    ],
+)
+def test_what_a_machine_lacks_for_an_installation(where, name, value, said, monkeypatch, capsys):
+    """make says it before it downloads, and the doctor."""
+    assert prerequisites.missing(on_cpu=True) == []
+    stands_in = value if where == "sys.version_info" else lambda *_: value
+    monkeypatch.setattr(f"tools.prerequisites.{where}", stands_in)
+    monkeypatch.setattr("tools.prerequisites.sys.prefix", sys.base_prefix)
+    [(found, text)] = prerequisites.missing(on_cpu=True)
+    assert found == name and said in text
+    if where != "can_load":
+        return
+    assert prerequisites.missing(on_cpu=False) == []
+    assert is_failure(doctor.failures(doctor.software())[0], "missing", said)
+    pins = []
+    monkeypatch.setattr(doctor.prerequisites, "missing", lambda on_cpu: pins.append(on_cpu) or [])
+    monkeypatch.setattr(doctor.machine, "nvidia_smi", lambda field: ["H100"])
+    doctor.software()
+    assert pins == [False]  # the machine counts, not torch's build
+
+
+def test_make_downloads_nothing_if_something_is_missing(tmp_path):
+    refuses = tmp_path / "python"
+    refuses.write_text('#!/bin/sh\necho "error: $*" >&2\nexit 1\n')
+    refuses.chmod(0o755)
+    for command, said in (
+        (refuses, "error: tools/prerequisites.py cpu"),
+        ("no-python", "error: there is no no-python"),
+    ):
+        words = ["make", "install", "GPU=0", f"VENV={tmp_path}/venv", f"PYTHON={command}"]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode and done.stderr.splitlines()[0].startswith(said), done.stderr
+        assert not done.stdout and not (tmp_path / "venv").exists()
 
 
 def test_the_quick_checks_pass_here(capsys):

@@ -14,6 +14,8 @@ from helpers import arguments, weights
 import acpo
 import dppo
 import entropy_top
+import grpo_async
+import grpo_stale
 import grpo_tis
 from runtime import measure
 
@@ -107,6 +109,18 @@ def test_a_token_whose_entropy_is_no_number_is_not_left_out_silently(tiny_model,
     with pytest.raises(SystemExit, match="loss nan"):
         entropy_top.update(policy, torch.optim.SGD(policy.parameters(), lr=0.1), broken, 1, args)
     assert torch.equal(weights(policy), start)
+
+
+@pytest.mark.parametrize("trainer", [grpo_tis, grpo_stale, grpo_async], ids=lambda trainer: trainer.__name__)
+def test_the_weights_of_icepop_and_tis_by_value(trainer):
+    """π_old/π_sampler of 0.1, 0.49, 0.51, 1, 1.9 and 2.1 within 0.5 and 2."""
+    ratios = torch.tensor([0.1, 0.49, 0.51, 1, 1.9, 2.1])
+    batch = {"old_logp": ratios.log() - 1, "sampler_logp": torch.full((6,), -1.0)}
+    for correction, expected in (("icepop", [0, 0, 0.51, 1, 1.9, 0]), ("tis", [0.1, 0.49, 0.51, 1, 1.9, 2])):
+        args = trainer.Args(correction=correction, correction_min=0.5, correction_max=2.0)
+        weight, cut = trainer.sampler_correction(batch, args)
+        torch.testing.assert_close(weight, torch.tensor(expected), rtol=1e-5, atol=0)
+        assert cut.tolist() == [correction == "icepop"] * 2 + [False] * 3 + [True]
 
 
 @pytest.mark.parametrize("correction", ["tis", "icepop"])

@@ -64,6 +64,31 @@ def test_checkpoints_are_averaged_for_each_problem_before_anything_else():
     assert values == pytest.approx([(0.5 + 0) / 2, (0 + 1) / 2])  # pass@2: 1 − C(3,2)/C(4,2) = 1/2
 
 
+def test_equal_problems_are_one_cluster_in_errors_and_comparisons():
+    """Repeating each problem changes no error, and its responses' clusters are those of the problems."""
+    columns = {"all": Column("accuracy")}
+    once, mine, theirs = ["a", "b", "c", "d"], [1.0, 0.0, 1.0, 1.0], [0.5, 0.0, 0.0, 1.0]
+    expected = figures.paired(columns, {"all": mine}, {"all": theirs})["all"]
+    assert expected["error"] == pytest.approx(stdev([0.5, 0, 1, 0]) / 2)
+    found = figures.paired(columns, {"all": mine * 8}, {"all": theirs * 8}, {"all": once * 8})["all"]
+    assert found == pytest.approx(expected | {"problems": 32})
+    assert figures.error_of(mine * 8, once * 8) == pytest.approx(figures.error_of(mine)) == pytest.approx(0.25)
+    assert figures.error_of([1.0, 0.0], ["a", "a"]) is None
+    # By hand: clusters [1, 0] and [1], mean 2/3, deviations 1 − 4/3 and 1/3; √(2 · 2/9) / 3.
+    assert figures.error_of([1.0, 0.0, 1.0], ["a", "a", "b"]) == pytest.approx(math.sqrt(2 * (1 / 9 + 1 / 9)) / 3)
+    assert figures.mean_figure({"x": Column("", "x")}, {"x": mine * 2}, {"x": once * 2})["error"] == pytest.approx(0.25)
+    # Games have equal prompts, and differ in their answers; a prompt may differ in blanks.
+    texts = ["What?", "What? ", "What?"]
+    problems = [{"messages": [{"role": "user", "content": text}], "category": "x"} for text in texts]
+    names = figures.names_of({"x": Column("", "x")}, [p | {"answer": a} for p, a in zip(problems, (1, 1, 2))])["x"]
+    assert names[0] == names[1] != names[2]
+    kept = [[{"response": "so " * (i % 3), "reward": i % 2, "prompt": i % 4, "answer": 1}] for i in range(16)]
+    errors = [
+        words.count_all(some)[1]["conclusion indicator"]["by_category"]["all"] for some in (kept[:12], kept[:12] * 4)
+    ]
+    assert errors[0]["error"] == pytest.approx(errors[1]["error"], rel=1e-6) and errors[0]["error"] > 0
+
+
 def test_a_mean_over_sets_adds_their_squared_errors():
     columns = {"2": Column("2 people", "2", None), "3": Column("3 people", "3", None)}
     values = {"2": [1.0, 0.0, 1.0, 1.0], "3": [0.0, 0.0, 1.0]}
@@ -371,6 +396,16 @@ def test_a_task_that_replies_is_evaluated_turn_by_turn(tmp_path, sampled):
 def blank(path, out):
     """A result's bytes without the name of the folder that it lies in."""
     return path.read_bytes().replace(str(out).encode(), b"")
+
+
+def test_results_are_written_before_they_are_shown(model, tmp_path, monkeypatch):
+    def no_reader(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(evaluation.run, "print_table", no_reader)
+    with pytest.raises(BrokenPipeError):
+        call(model, *KK, "--out", tmp_path)
+    assert {path.suffix for path in tmp_path.iterdir()} == {"", ".json", ".md"}
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "full")], ids=["Ctrl-C", "full disk"])

@@ -42,6 +42,7 @@ def rare_flags(folder):
     (folder / "talk.py").write_text(TALK)
     talk = {"task": folder / "talk.py", "max_prompt_tokens": 952, "max_response_tokens": 120}
     more["grpo_multi_turn talk"] = talk
+    more["gigpo talk"] = talk | {"omega": 0}
     # kk_tiny knows no Countdown: all rewards are 0, so that no group is ever kept
     more["dapo nothing"] = short | {"task": "countdown", "steps": 1, "max_refills": 1}
     more["grpo_ar_lopti cut"] = {
@@ -174,6 +175,14 @@ def test_conversations_are_grpos_responses_to_the_last_bit_if_the_task_never_rep
     several = fingerprint.numbers_of(trained["grpo_multi_turn"])
     assert [row["turns"] for row in several[1:3]] == [1, 1] and [row["tool_rate"] for row in several[1:3]] == [0, 0]
     assert [{key: row[key] for key in row if key not in ("turns", "tool_rate")} for row in several] == one
+
+
+@pytest.mark.slow
+def test_gigpo_without_omega_is_grpo_multi_turn_to_the_last_bit(rarely):
+    """In conversations of several turns: all metrics of both steps, and the weights."""
+    parent, child = (fingerprint.numbers_of(rarely[f"{script} talk"]) for script in ("grpo_multi_turn", "gigpo"))
+    assert all(0 < row.pop("shared_states") <= 1 for row in child[1:3])
+    assert child == parent and child[1]["turns"] > 1
 
 
 def test_before_the_first_update_the_policy_is_its_reference_and_the_samplers(trained):

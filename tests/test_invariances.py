@@ -10,6 +10,7 @@ import dataclasses
 import importlib
 import inspect
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from helpers import (
     Recorder,
     adamw,
     arguments,
+    compile_with,
     distance,
     gradients,
     make_batch,
@@ -47,6 +49,9 @@ CASES = {
     "cispo": {"clip_low": 0.05, "clip_high": 0.03},
     "sapo": {"tau_positive": 5.0, "tau_negative": 7.0},
     "grpo_tis": {"correction_max": 1.1, "mask": "sequence", "mask_delta": 0.0},
+    # With gradient_checkpointing, two processes swap rows (dealing.balance).
+    "grpo balanced": {"gradient_checkpointing": True},
+    "gspo balanced": {"gradient_checkpointing": True, "clip_low": 0.05, "clip_high": 0.03},
 }  # fmt: skip
 
 
@@ -160,9 +165,12 @@ def test_a_loss_that_is_not_finite_ends_the_program_before_the_weights_are_touch
 
 @each_update
 def test_float16_has_float32s_gradient_and_skips_the_updates_that_overflow(tiny_model, batch, case, tmp_path, capsys):
-    """Its rounding is 2⁻¹¹ in each product. A scale of 2⁶⁰ makes the loss's gradient infinite."""
+    """Its rounding is 2⁻¹¹ in each product. A scale of 2⁶⁰ makes the loss's gradient infinite.
+
+    The gradient is scaled down to max_grad_norm after the loss's scale is taken out of it.
+    """
     trainer = script_of(case)
-    args = args_of(case, model=str(tiny_model), run_dir=str(tmp_path))
+    args = args_of(case, model=str(tiny_model), run_dir=str(tmp_path), max_grad_norm=1e-3)
     batch = share(batch, slice(2 * GROUP))
     expected, _ = gradients(trainer, batch, args)
     args.dtype = "float16"
@@ -181,7 +189,22 @@ def test_float16_has_float32s_gradient_and_skips_the_updates_that_overflow(tiny_
     assert scaler.state().tolist() == [2.0**59, 0] and capsys.readouterr().out.count("an update was skipped") == 1
 
 
-TRAINED = ["grpo", "grpo_ar_lopti"]  # the cases of which a model makes steps, too
+def test_a_scale_below_1_ends_the_program_before_any_weight_changes(tmp_path):
+    """A gradient that is infinite at every scale: 2, 1 and then ½ is too low. At 0 a finite update would give NaN."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scaler = float16.scaler(optimizer, arguments(dtype="float16", run_dir=str(tmp_path)))
+    scaler.load_state(torch.tensor([4.0, 0]))
+    for scale in (2.0, 1.0):
+        scaler.scale(weight.sum() * math.inf).backward()
+        scaler.step(optimizer)
+        assert scaler.get_scale() == scale
+    with pytest.raises(SystemExit, match=r"^error: gradients overflow in float16, .*scale of 0\.5.*--dtype") as end:
+        scaler.step(optimizer)
+    assert "\n" not in end.value.code and "no checkpoint" in end.value.code and weight.tolist() == [1.0] * 3
+
+
+TRAINED = ["grpo", "grpo_ar_lopti", "grpo balanced"]  # the cases of which a model makes steps, too
 
 
 def compute_share(folder):
@@ -211,6 +234,8 @@ def compute_share(folder):
         result["gradients"] = [step / processes.WORLD_SIZE for step in steps]  # FSDP2 would take the mean
         if case in TRAINED:
             result |= steps_and_a_broken_one(trainer, given, args)
+        if case == "grpo balanced" and processes.WORLD_SIZE == 1:
+            torch.save(given, folder / "advantages.pt")  # of all responses
         if case == "grpo":
             results |= {dtype: in_few_bits(given, args, dtype) for dtype in ("bfloat16", "float16")}
     torch.save(results, folder / f"of_{processes.RANK}_in_{processes.WORLD_SIZE}.pt")
@@ -248,6 +273,8 @@ def steps_and_a_broken_one(trainer, batch, args):
     meets a NaN."""
     policy = trainer.load_policy(args, trained=True)
     found = {"of the model": gradients(trainer, batch, args, policy)[0]}
+    if processes.WORLD_SIZE > 1:
+        found["mesh"] = policy.lm.model.layers[1].mlp.up_proj.weight.device_mesh.shape
     args = dataclasses.replace(args, max_grad_norm=0.05)
     optimizer, found["before"] = adamw(policy), weights(policy)
     found["updates"] = [trainer.update(policy, optimizer, batch, step, args) for step in (1, 2)]
@@ -365,7 +392,39 @@ def test_two_processes_come_to_the_weights_of_one(two_processes, case):
     for rank in range(2):
         two = two_processes[rank, 2][case]
         assert_trained_alike(two, two_processes[0, 1][case])
-        assert f"non_finite_step_000003_process_{rank}.pt" in two["end"]
+        assert f"non_finite_step_000003_process_{rank}.pt" in two["end"] and two["mesh"] == (2,)
+
+
+def test_two_machines_compute_the_gradient_of_one_process(two_processes, tmp_path):
+    """HSDP: each machine, here of one process, has all shards, and only gradients are summed between them."""
+    for name in ("batch", "grpo balanced"):
+        shutil.copy(two_processes["folder"] / f"{name}.pt", tmp_path)
+    run_together(compute_share, tmp_path, machines=2)
+    for rank in range(2):
+        two = torch.load(tmp_path / f"of_{rank}_in_2.pt")["grpo balanced"]
+        assert_trained_alike(two, two_processes[0, 1]["grpo balanced"])
+        assert two["mesh"] == (2, 1)
+
+
+def compiled(folder):
+    """With a compiled head and compiled layers: what a model makes of two steps."""
+    processes.start()
+    args = grpo.Args(**torch.load(folder / "grpo balanced.pt") | {"run_dir": str(folder), "compile": True})
+    batch = share(torch.load(folder / "advantages.pt"), rows_of(processes.RANK, processes.WORLD_SIZE))
+    with pytest.MonkeyPatch.context() as patch:
+        compile_with("aot_eager", patch)
+        result = steps_and_a_broken_one(grpo, batch, args)
+    torch.save(result, folder / f"compiled_{processes.RANK}.pt")
+
+
+@pytest.mark.slow
+def test_two_processes_compile_and_come_to_the_weights_of_one(two_processes, tmp_path):
+    for name in ("advantages", "grpo balanced"):
+        shutil.copy(two_processes["folder"] / f"{name}.pt", tmp_path)
+    run_together(compiled, tmp_path)
+    for rank in range(2):
+        two = torch.load(tmp_path / f"compiled_{rank}.pt")
+        assert_trained_alike(two, two_processes[0, 1]["grpo balanced"])
 
 
 @pytest.mark.parametrize(("dtype", "rounding"), [("bfloat16", 0.05), ("float16", 0.01)])

@@ -1,5 +1,6 @@
 """Math: finding the box, comparing answers, hostile ones, the workers, and every form in which problems come."""
 
+import json
 import os
 import re
 import shutil
@@ -153,6 +154,114 @@ KINDS = {
         9 → not \(9\) | 9 → the answer is 9 | 9 → {null}9""",
     "number bases": r"""2516_8 → 2516 | 2516_8 → 2516_{8} | 3 → 3_{10} | x_1 → x_{1}
         WRONG: 3 → 3_2 | 3 → 3_x | 2516 → 2516_8 | 2516_8 → 2516_7 | 3 → x=3_2 | 3 → 3_{\text{two}} | 3 → 3_{12}""",
+    "names in lists": r"""3 boys and 2 girls → 3 boys and 2 girls | 3 boys and 2 girls → 2 girls and 3 boys
+        3 boys and 2 girls → 3\text{ boys and }2\text{ girls} | 3 boys and 2 girls → \text{3 boys and 2 girls}
+        1 boy and 2 girls → 2 girls and 1 boy | 3 boys and 2 girls → 3, 2
+        2 red balls and 3 blue balls → 3 blue balls and 2 red balls | 12 pens and 5 pencils → 5 pencils, 12 pens
+        15 hens and 20 cows → 20 cows and 15 hens | 3 boys and 2 girls → boys = 3, girls = 2 | x=2, y=3 → y=3, x=2
+        x=2, y=3 → 2, 3 | 2, 3 → a=3, b=2 | 12 pens and 5 pencils → 5 green pencils and 12 red pens
+        3 cm and 2 cm → 2, 3 | Ann: 5, Bob: 3 → Bob: 3, Ann: 5 | 3 cats, 4 dogs → cats: 3, dogs: 4
+        Tom: 12, Jerry: 8 → Jerry: 8, Tom: 12 | Tom 12, Jerry 8 → Jerry 8, Tom 12
+        5 quarters and 2 dimes → 2 dimes and 5 quarters | a=1, b=2, c=3 → c=3, a=1, b=2 | x=1, y=2 → (1,2)
+        1 box, 2 boxes of pens → 1 box, 2 boxes of pens | x=5,x=-5 → -5, 5
+        WRONG: 3 boys and 2 girls → 2 boys and 3 girls | 3 boys and 2 girls → 3 girls and 2 boys
+        3 boys and 2 girls → 2\text{ boys and }3\text{ girls}
+        3\text{ boys}, 2\text{ girls} → 2\text{ boys}, 3\text{ girls} | 3 boys and 2 girls → 3 boys
+        3 boys and 2 girls → 5 | 2 red balls and 3 blue balls → 3 red balls and 2 blue balls
+        12 pens and 5 pencils → 5 pens and 12 pencils | 15 hens and 20 cows → 20 hens and 15 cows
+        Ann 5, Bob 3 → Ann 3, Bob 5 | x=2, y=3 → x=3, y=2 | x=2, y=3 → y=2, x=3
+        3 boys and 2 girls → 2 men and 3 women | 3 boys and 2 girls → boys = 2, girls = 3 | 3 km and 2 h → km=2, h=3
+        3\text{ x}, 2\text{ y} → 2\text{ x}, 3\text{ y} | 3 dimes and 2 cents → 2 dimes and 3 cents
+        3 cm 2 m → 2 cm 3 m | 3 cats, 4 dogs → cats: 4, dogs: 3 | 3 cats, 4 dogs → 3 dogs, 4 cats
+        3 cats and 3 dogs → 3 cats and 3 cats | 3 cats and 3 dogs → 3 cats | Tom: 12, Jerry: 8 → Tom: 8, Jerry: 12
+        Tom 12, Jerry 8 → Tom 8, Jerry 12 | 5 quarters and 2 dimes → 2 quarters and 5 dimes
+        4 \text{ adults}, 6 \text{ children} → 6 \text{ adults}, 4 \text{ children} | a=1, b=2, c=3 → 3,2,1
+        m=2, n=-1 → m=-1, n=2""",
+    "shares and percentages": r"""0.5\% → 0.005 | 0.005 → 0.5\% | 0.5\% → 0.5\text{ percent} | 1/20 → 5\%
+        50\% → \frac{1}{2} | 62.5 → 62.5\% | 150\% → 1.5 | 150\% → 150 | \frac{1}{20}\% → 0.05\% | 1 → 100\%
+        5 → 5\% | 2% → 0.02 | 200% → 2 | 0.2% → 1/500 | \frac{1}{3}\% → \frac{1}{300} | 12.5% → 1/8
+        WRONG: 0.5 → 0.5\% | 0.5\% → 0.5 | \frac{1}{20} → \frac{1}{20}\% | 1/20 → 1/20 % | 1/20 % → 1/20
+        1/20 % → 0.05 | 0.05 → \frac{1}{20}\% | \frac12\% → \frac12 | 0.5\text{ percent} → 0.5
+        \frac{\sqrt2}{2} → \frac{\sqrt2}{2}\% | -0.25 → -0.25\% | 0.5, 0.25 → 0.5\%, 0.25\% | 1 → 1\% | 1\% → 1
+        0.5 → x = 0.5\% | 0.999 → 0.999 percent | 0.75 → 75 | 0.2% → 0.2 | \frac{1}{3}\% → \frac{1}{3}
+        -0.5\% → -0.5""",
+    "ratios in other terms": r"""7:38 → 14:76 | 14:76 → 7:38 | 7:38 → 14 to 76 | 7:38 → 21:114 | 3:4 → 6:8
+        3:5 → 6:10 | 1:2 → 0.5:1 | 3:4 → \frac34:1 | 1:2:3 → a:b:c = 1:2:3 | 1:20:30 → 2:40:60 | 7:38 → 7\colon 38
+        3:4 → 3\!:\!4 | 12:100 → 3:25 | 3:25 → 12:100 | 7/38 → 14/76 | 7\text{ to }38 → 14:76 | 9:12:15 → 3:4:5
+        1.5:2 → 3:4 | 100:1 → 200:2 | 3 to 5 → 6 to 10 | 25:75 → 1:3 | 1:3 → 25:75 | 6:30 → 6:30
+        WRONG: 7:38 → 38:7 | 7:38 → 14:77 | 7:38 → 76:14 | 3:4 → 4:3 | 3:4 → 6:9 | 4:50 → 2:25 | 6:00 → 18:00
+        1:2:3 → 1:2:4 | 1:2:3 → 1:2 | 3:5 → 3:50 | 7:38 → 7.38 | 7:38 → 738 | 6:20 → 3:10 | 2:3 → a:b = 3:2
+        10:15 → \frac23 | 7:38 → 8:38 | 3:5 → 5:3 | 3:5 → 9:10 | 3 to 5 → 5 to 3 | 9:12:15 → 3:5:4 | 4:6 → 6:4
+        3:30 PM → 7:60""",
+    "compound units and money": r"""3 days and 4 hours → 3 days 4 hours
+        3 days and 4 hours → 3\text{ days and }4\text{ hours} | 3 days and 4 hours → 4 hours and 3 days
+        3 days and 4 hours → 76 hours | 3 days 4 hours → \text{3 days 4 hours} | 5 ft 6 in → 5 feet 6 inches
+        5 ft 6 in → 5\text{ feet and }6\text{ inches} | 5 ft 6 in → 5 ft. 6 in. | 5 ft 6 in → 5.5 feet
+        5 ft 6 in → 5'6" | 2 hours 30 minutes → 2.5 hours | 2 hours 30 minutes → 2\frac12 hours
+        2 hours 30 minutes → 2 h 30 min | 2 hours 30 minutes → 2h 30m
+        1 hour, 30 minutes and 5 seconds → 1 h 30 min 5 s | 2 hours → 120 minutes | 3 m 25 cm → 3.25 m
+        3 m 25 cm → 325\text{ cm} | 1 year and 6 months → 18 months | 2 weeks and 1 day → 15 days
+        5 sq. ft. → 5 square feet | 5 sq. ft. → 5 sq ft | 5\text{ sq ft} → 5 | 5 → 5 sq. ft.
+        5 sq cm → 5\text{ cm}^2 | 12 sq. in. → 12 square inches | 5 sqft → 5 square feet | 3 kg 200 g → 3.2 kg
+        30^\circ 15' → 30.25^\circ | 25 cents → \$0.25 | \$0.25 → 25\text{ cents} | \$0.25 → 25¢
+        \$3.25 → 3 dollars and 25 cents | \$3.25 → \$3 and 25 cents | \$0.25 → \$.25 | 5\text{ cents} → \$0.05
+        \frac{1}{2}\text{ hour} → 30\text{ minutes} | 1\frac{1}{2} feet → 18 inches
+        1\text{ hour }20\text{ minutes} → 80\text{ min} | 5\,\text{ft}\ 6\,\text{in} → 5\,\text{ft}\,6\,\text{in}
+        6'2'' → 6 ft 2 in | 6^{\prime}2^{\prime\prime} → 6 feet 2 inches | 1.5 km → 1500 m
+        1500\text{ m} → 1.5\text{ km} | 3\text{ years and }2\text{ months} → 38\text{ months}
+        2 min 5 s → 125 seconds | 10 dollars and 50 cents → \$10.50 | 10 dollars and 50 cents → 10.5 dollars
+        99\text{ cents} → \$0.99 | 99 cents → 99 | 75¢ → \$0.75 | 60 square feet → 60 sq. ft | 8 sq. units → 8
+        8\text{ square units} → 8\text{ sq. units} | 15 sq. m → 15 m² | 15\text{ sq. miles} → 15 square miles
+        WRONG: 3 days and 4 hours → 4 days and 3 hours | 3 days and 4 hours → 3 days and 5 hours
+        3 days and 4 hours → 4, 3 | 3 days and 4 hours → 7 | 3 days and 4 hours → 34 hours | 5 ft 6 in → 6 ft 5 in
+        5 ft 6 in → 5 ft | 5 ft 6 in → 5.6 ft | 5 ft 6 in → 56 | 5 ft 6 in → 30 | 5 ft 6 in → 66 ft | 5'6" → 5'7"
+        2 hours 30 minutes → 230 minutes | 2 hours 30 minutes → 30 minutes | 2 hours → 2 minutes
+        2 hours → 200 minutes | 5 sq. ft. → 5 cu. ft. | 5 sq. ft. → 6 sq. ft. | 5 sq. ft. → 25 ft
+        3 m 25 cm → 3 m 52 cm | 4 lb 8 oz → 4.8 pounds | 1 m^2 → 100\text{ cm}^2 | 25 cents → \$2.50
+        \$0.25 → 0.25 cents | \$0.25 → €0.25 | 25 cents → 25\% | \$3.25 → 3 dollars and 52 cents
+        2 m and 3 s → 3 m and 2 s | 1 hour 20 minutes → 120 minutes | 1 hour 20 minutes → 20 hours 1 minute
+        1.5 km → 15 m | 0.5\text{ m}^2 → 50\text{ cm}^2 | 99\text{ cents} → \$99 | 75¢ → \$7.5 | 60 sq. ft → 60 ft
+        8\text{ sq. units} → 64 | 5 oz → 5 lb | \$10.50 → 10 dollars and 5 cents""",
+    "the empty set": r"""\varnothing → \emptyset | \emptyset → \varnothing | \varnothing → ∅ | \varnothing → \{\}
+        \varnothing → \{ \} | \emptyset → \left\{\right\} | \varnothing → \text{empty set}
+        \varnothing → the empty set | \varnothing → x \in \varnothing | \varnothing → \varnothing | \varnothing → Ø
+        \{\} → \emptyset | \left\{ \right\} → \varnothing | \text{The empty set} → \varnothing
+        \emptyset, \{1\} → \{1\}, \varnothing
+        WRONG: \varnothing → 0 | \varnothing → \{0\} | \varnothing → \{\varnothing\} | \varnothing → \mathbb{R}
+        0 → \varnothing | \{1\} → \varnothing | \varnothing → \phi | \varnothing → (0, 1) | \varnothing → no
+        \{1\} → \{\} | \{0\} → \emptyset | \emptyset → \{\{\}\} | \emptyset → \text{none of these} | 0 → \emptyset
+        \emptyset → x""",
+    "roots in plain text": r"""\sqrt{2} → sqrt2 | sqrt2 → \sqrt{2} | 2\sqrt{3} → 2sqrt3 | 2\sqrt{3} → 2 sqrt 3
+        \sqrt{2} → sqrt{2} | \sqrt{23} → sqrt23 | \sqrt{x} → sqrt x | 1+\sqrt5 → 1+sqrt5
+        \sqrt{2}+\sqrt{3} → sqrt2 + sqrt3 | \sqrt{2}, -\sqrt{2} → sqrt2, -sqrt2 | 4\sqrt[3]{2} → 4 sqrt[3]{2}
+        \sqrt2\text{ cm} → sqrt2 cm | -sqrt7 → -\sqrt 7 | sqrt3/3 → \frac{1}{\sqrt{3}}
+        (sqrt5-1)/2 → \frac{\sqrt{5}-1}{2} | sqrt 2 → \sqrt2 | sqrt10 → \sqrt{10}
+        WRONG: \sqrt{2} → sqrt3 | 2\sqrt{3} → sqrt23 | 2\sqrt{3} → sqrt2 3 | \sqrt{2}3 → sqrt23 | 2 → sqrt2
+        \sqrt{2} → 2 | \sqrt2 → sqrt22 | \sqrt[3]{2} → sqrt2 | \sqrt{2} → sqrt | 3\sqrt2 → 2sqrt3 | \sqrt{2x} → sqrt2
+        3sqrt5 → 5sqrt3 | sqrt10 → sqrt1 0 | sqrt10 → 10 | sqrt10 → sqrt5 | sqrt10 → 5sqrt2 | 2^sqrt2 → 2sqrt2
+        sqrt3/3 → sqrt(3/3)""",
+    "golds that are sentences": r"""The answer is 2 → 2 | The answer is 2. → 2 | The answer is \frac{1}{2} → 0.5
+        The answer is: 2 → 2 | The final answer is 2 → 2 | The answer is 2 → x = 2
+        The answer is 12 cm → 12\text{ cm} | The answer is 12 cm → 12 | Therefore, the answer is \sqrt{2}. → sqrt(2)
+        Thus the answer is 2 → 2 | The answer is Evelyn. → Evelyn
+        The answer is 3 boys and 2 girls → 2 girls and 3 boys | \text{The answer is 2.} → 2 | The area is 12 → 12
+        The value of x is 5 → 5 | There are 12 pens. → 12 | The answer is 2 or 3 → 2, 3 | the answer is 1,000 → 1000
+        The sum of 3 and 4 is 7. → 7 | Its length is 5 ft 6 in. → 66 in | It takes 5 hours. → 5 hours
+        The answer is \boxed{2}. → 2 | The answer is 25\% → 25\% | The answer is 25% → 0.25
+        The correct answer is B → B | The correct answer is (B). → B | Answer is 5 → 5
+        The answer is: \(\frac12\) → 0.5 | The solutions are 2 and 3. → 3, 2 | The maximum value is 10. → 10
+        He has 5 apples. → 5 | \text{The answer is }\frac{1}{2}\text{.} → \frac12 | The answer is $(2,3)$ → (2,3)
+        The answer is the empty set → \emptyset | The answer is yes → Yes | Final answer: 12. → 12
+        The ratio is 7:38 → 14:76
+        WRONG: The answer is 2 → 3 | The answer is 2. → -2 | The answer is 12 cm → 12 m | The answer is 2 or 3 → 2
+        The value of x is 5 and y is 3 → 5 | The sum of 3 and 4 is 7. → 4 | The answer is Evelyn. → Ann
+        The answer is at least 2 → 2 | The answer is between 2 and 3 → 2, 3 | The answer is \frac{1}{2} → 2
+        The answer is 3 boys and 2 girls → 2 boys and 3 girls | The answer is 5 because 5 is prime → 5 because
+        x is 5 or y is 3 → 3 | There are no solutions → solutions | The correct answer is B → A
+        The answer is yes → no | The answer isn't 5 → 5 | The solutions are 2 and 3. → 2 | The answer is unknown → 5
+        5 is not the answer → 5 | He has 5 apples and 3 pears. → 3 | If x is 2, the answer is 3 → 2
+        The answer is 2 → The answer is not 2 | The answer is 5 times 3 → 5 | The answer is about x → x
+        3 → The answer is 3""",
 }
 
 
@@ -382,6 +491,9 @@ SCHEMAS = [
     lambda text, gold: {"prompt": [{"from": "user", "value": text}], "final_answer": gold},
     lambda text, gold: {"problem": text, "answer": gold, "solution": "?"},
     lambda text, gold: {"question": in_parts(text), "answer": gold},
+    lambda text, gold: {"question": text, "final_answer": gold, "difficulty": 5.0},  # DeepMath
+    lambda text, gold: verl("", gold) | {"prompt": json.dumps(chat(text))},  # a chat in a string
+    lambda text, gold: {"problem": repr(chat(text)), "answer": gold},
     lambda text, gold: verl("", gold) | {"prompt": chat(in_parts(text))},
 ]
 GOLDS = [  # as a file has them, and as they are loaded
@@ -449,9 +561,82 @@ def test_golds_that_cannot_be_read_are_left_out_and_counted(tmp_path, capsys):
 
 GOOD = {"problem": "?", "answer": "1"}
 
-PROBLEMS = [" ", None, [], "\ud800?", [*chat("?"), "!"], [{"role": "assistant", "content": "?"}], [{"type": "video"}]]
+PROBLEMS = [["What?", "Why?"], "[{'role': 'user', 'content': '?'} {'role': 'user'}]"]
+PROBLEMS += [" ", None, [], "\ud800?", [*chat("?"), "!"], [{"role": "assistant", "content": "?"}], [{"type": "video"}]]
 BROKEN = [None, {"problem": "?"}, conversation("?", "1")[:1], {"prompt": chat("?"), "reward_model": None}]
 BROKEN += [GOOD | {"problem": problem} for problem in [*PROBLEMS, chat([7]), [{"role": 7, "content": "?"}]]]
+MEDIA = ["images", "image", "image_path", "audio", "Videos", "video_url", "multi_modal_data"]
+
+
+@pytest.mark.parametrize("key", MEDIA)
+def test_rows_with_pictures_sounds_or_films_are_refused(key, tmp_path):
+    for suffix in ("jsonl", "parquet"):
+        rows = [GOOD | {key: None}, GOOD | {key: [] if suffix == "jsonl" else None}]
+        assert len(task.load(str(write_rows(tmp_path / f"a.{suffix}", rows)), "train")) == 2
+        path = write_rows(tmp_path / f"b.{suffix}", [*rows, GOOD | {key: ["a.png"]}])
+        with pytest.raises(ValueError, match=rf"b\.{suffix}, row 3 has {key}: models get text alone"):
+            task.load(str(path), "train")
+
+
+COLUMNS = [
+    {"problem": ["A?", "B?"], "answer": ["1", "2"]},
+    {"problem": {"0": "A?", "1": "B?"}, "answer": {"0": "1", "1": "2"}},
+    {"train": [GOOD, GOOD]},
+]
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_file_of_columns_is_refused(columns, indent, tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps(columns, indent=indent))
+    with pytest.raises(ValueError, match=rf"a\.json holds the columns {', '.join(columns)}: expected a list of rows"):
+        task.load(str(tmp_path / "a.json"), "train")
+
+
+def test_the_configuration_of_a_hub_data_set_is_behind_its_name(tmp_path):
+    """The library reads a folder as it reads a data set of the hub: by the configurations in its README."""
+    folder = tmp_path / "gsm8k"
+    configs = ""
+    for name in ("main", "socratic"):
+        write_rows(folder / name / "train.parquet", [{"question": f"{name}?", "answer": "so\n#### 5"}])
+        configs += f"- config_name: {name}\n  data_files: {name}/train.parquet\n"
+    (folder / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
+    name, found = task.read_hub(f"{folder}:socratic", "train")
+    assert name.endswith("gsm8k:socratic") and found[0]["question"] == "socratic?"
+    for wrong in (folder, f"{folder}:mian"):
+        with pytest.raises(ValueError, match=r"gsm8k needs one of its configurations .*: main, socratic$"):
+            task.read_hub(str(wrong), "train")
+
+
+ASKED = {  # the end of a question: a response with 5 → whether it is right, if the known answer is 5
+    'output the final answer after "####".': {
+        "so\n#### 5": True, r"\boxed{5}": True, "#### 4\n#### 5": True, "#### 5\n#### 4": False, "5": False,
+        r"\boxed{5} #### 4": False, r"#### 4 or \boxed{5}": True, "Answer: 5": False, r"\boxed{5} ####": True,
+    },
+    "The last line should be of the form Answer: $Answer (without quotes)": {
+        "Answer: 5": True, "**Answer:** 5": True, "**Answer: 5**": True, "Answer:\n5": True, "answer: $5$.": True,
+        r"Answer: \boxed{5}": True, "Answer: $Answer": False, "#### 5": False, "Answer: 5\nAnswer: 6": False,
+        "Final Answer: 5\nThat is all.": True, "Answer:": False, r"\boxed{5}": True,
+    },
+    "Put it in <answer> </answer> tags.": {"<answer> 5 </answer>": True, "<answer>5": False, r"\boxed{5}": True},
+    "Reply in the following format:\nAnswer: <number>": {"Answer: 5": True},
+    "What is it?": {"#### 5": False, "Answer: 5": False, "<answer>5</answer>": False, r"\boxed{5}": True},
+    "He is with us.\n\n#### Problem": {"#### 5": False},  # a heading
+    "How many?\nAnswer:": {"Answer: 5": False},
+}  # fmt: skip
+
+
+def test_the_marker_that_a_question_asks_for_marks_the_answer_too(tmp_path):
+    rows = [{"problem": f"What is 2 + 3? {asks}", "answer": "5"} for asks in ASKED]
+    items = task.load(str(write_rows(tmp_path / "a.jsonl", rows)), "train")
+    for item, (asks, responses) in zip(items, ASKED.items(), strict=True):
+        scores = task.score_all(list(responses), [item["answer"]] * len(responses))
+        assert {text: score["correct"] for text, score in zip(responses, scores)} == responses, asks
+    few_shot = [*chat("2?"), {"role": "assistant", "content": 'I answer after "####".'}, *chat("3?")]
+    [item] = task.load(str(write_rows(tmp_path / "b.jsonl", [{"prompt": few_shot, "final_answer": "5"}])), "train")
+    assert item["answer"] == ["5"]
+
+
 BROKEN += [GOOD | {"answer": answer} for answer in (None, True, [], float("nan"), [["1"]], "\udfff")]
 
 

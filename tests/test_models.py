@@ -69,6 +69,7 @@ FOLDERS = {
     "lfs": (content(WEIGHTS, LFS), "the weights can't be read: .*`git lfs pull`"),
     "broken_tokenizer": (content("tokenizer.json", "{"), "can't be loaded"),
     "gptq": (values("config.json", quantization_config={"quant_method": "gptq", "bits": 4}), "quantised"),
+    "adapter": (content("adapter_config.json", "{}"), "weights and a LoRA adapter .*tools.merge"),
     # what must not be refused
     "right": (lambda folder: None, ""),
     "angles": (weights(model__layers__0__self_attn__rotary_emb__inv_freq=torch.ones(16)), ""),
@@ -153,6 +154,37 @@ def test_a_family_that_vllm_takes_from_transformers_reaches_the_sampler(processe
     """phi's class is transformers' own, which vLLM changes. Also with LoRA."""
     families.make("phi", tmp_path / "model")
     run_together(check_gaps, tmp_path, processes)
+
+
+def longrope(folder, original):
+    """A small Phi-3 that was pretrained on sequences of this many tokens. Its arguments have a context of 344."""
+    factors = {"short_factor": [1.0] * 16, "long_factor": [3.0] * 16, "original_max_position_embeddings": original}
+    changes = {"max_position_embeddings": 1024, "original_max_position_embeddings": original, "sliding_window": None}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4} | factors
+    return families.make("phi3", folder, rope_parameters=rope, **changes)
+
+
+@pytest.mark.parametrize(("original", "factor"), [(320, 3.0), (344, 1.0), (343, 3.0)])
+def test_longrope_has_the_factors_that_vllm_chooses_by_the_context_whatever_a_batch_has(original, factor, tmp_path):
+    args = families.arguments(longrope(tmp_path / "model", original))
+    policy = grpo.load_policy(args, trained=True)
+    expected = 1 / (factor * 1e4 ** (torch.arange(0, 32, 2) / 32))
+    for length in (20, 400):  # transformers alone would choose by this
+        policy(torch.ones(1, length, dtype=torch.long), torch.arange(length)[None] >= length - 9, temperature=1.0)
+        torch.testing.assert_close(policy.lm.model.rotary_emb.inv_freq, expected)
+    assert policy.lm.config.rope_parameters["short_factor"] == [1.0] * 16  # checkpoints keep both
+
+
+def check_small_gaps(folder):
+    gaps = families.measure(folder / "model")
+    assert max(gaps.values()) < 1e-5, gaps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("original", [320, 344])
+def test_longrope_is_the_samplers_on_either_side_of_the_limit(original, tmp_path):
+    longrope(tmp_path / "model", original)
+    run_together(check_small_gaps, tmp_path, 1)
 
 
 def test_a_tried_model_says_nothing_and_a_refused_one_says_why(tmp_path):

@@ -12,7 +12,7 @@ from helpers import arguments
 from transformers import AutoTokenizer
 
 import grpo_multi_turn
-from rewards import calculator, guess, own, scores_of
+from rewards import calculator, facts, guess, maze, own, parts_of, scores_of, turn_rewards
 from runtime.chats import encode, encode_reply
 
 # Two of three of kk_tiny's turns get a reply, at most twice, so that conversations end after one, two or three turns.
@@ -166,6 +166,41 @@ def test_every_turn_of_every_row_has_a_seed_of_its_own(monkeypatch):
     assert len(seeds) == 2 * (2 + 8 + 8) == len(set(seeds))
 
 
+def test_the_turns_of_a_conversation_by_value(monkeypatch):
+    """Two rows of one problem, turns of two tokens. The second row's first turn is cut off. What vLLM is allowed, what
+    the task sees, what the template writes between turns, and which tokens are the model's."""
+    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
+    end = tokenizer.eos_token
+    tokenizer.chat_template = "{% for turn in messages %}{{ turn['content'] }}" + end + "{% endfor %}{{ mark }}"
+    between = tokenizer.encode(f"Why?{end}go on", add_special_tokens=False)
+    allowed, seen = [], []
+
+    def generate(prompts, params, **more):
+        allowed.append([one.max_tokens for one in params])
+        rows = [answer(2, finish_reason="length" if row == 1 else "stop") for row in range(sum(p.n for p in params))]
+        return [SimpleNamespace(outputs=rows)]
+
+    def decode(tokenizer, responses):
+        return [f"turn {len(allowed)}"] * len(responses)
+
+    def reply(turns, problem):
+        seen.append(list(turns))
+        return "Why?" if len(turns) < 3 else None
+
+    llm = SimpleNamespace(generate=generate, get_tokenizer=lambda: tokenizer)
+    monkeypatch.setattr(grpo_multi_turn.engine, "empty_prefix_cache", lambda llm: None)
+    monkeypatch.setattr(grpo_multi_turn, "decode", decode)
+    options = {"max_turns": 5, "max_response_tokens": 100, "template_options": '{"mark": "go on"}'}
+    args = arguments(grpo_multi_turn, model=str(KK_TINY), **options)
+    task = SimpleNamespace(reply=reply)
+    whole, cut = grpo_multi_turn.converse(llm, task, [{"id": 0, "answer": 9, "prompt_ids": [5]}], 1, args, n=2)
+    used = 2 + len(between)
+    assert allowed == [[100], [100 - used], [100 - 2 * used]]
+    assert seen == [["turn 1"], ["turn 1", "turn 2"], ["turn 1", "turn 2", "turn 3"]]
+    assert whole.ids == [5, 5, *between, 5, 5, *between, 5, 5] and whole.token_ids == [5] * 6
+    assert (whole.finish_reason, cut.finish_reason) == ("stop", "length") and cut.turns == ["turn 1"]
+
+
 def test_a_conversation_that_runs_out_of_turns_or_tokens_is_truncated():
     """By hand: has_reply on conversations whose last turn has ended."""
     tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
@@ -260,9 +295,98 @@ def test_the_reward_of_a_game():
         (["8", ""], 3, 0.0, 0.5 * 1 / 5),
     ):
         found = guess.score_conversation(turns, number)
-        assert found["parts"] == pytest.approx({"won": won, "sense": sense}) and found["correct"] == (won > 0)
+        assert parts_of(guess, [None], [found])[0] == pytest.approx([won, sense]) and found["correct"] == (won > 0)
         assert found["reward"] == pytest.approx(won + sense)
         assert scores_of(guess, [turns], [number]) == [found]
+
+
+def test_a_maze_by_hand():
+    """A closed square east of the start; the shortest way goes around it. Another start has no way."""
+    walls = [(2, 1), (3, 3), (4, 3)]
+    answer = {"start": [1, 1], "walls": walls, "shortest": maze.shortest((1, 1), walls)}
+    assert answer["shortest"] == 6 and maze.shortest((1, 1), [(2, 1), (1, 2)]) is None
+    problem = {"answer": answer}
+    turns = ["east", "south", "South.", "south", "east", "east", "east"]
+    said = [maze.reply(turns[: k + 1], problem) for k in range(7)]
+    assert said == ["wall, at 1,1", "at 1,2", "at 1,3", "at 1,4", "at 2,4", "at 3,4", None]
+    assert [maze.state(turns[:k], problem) for k in range(4)] == [(1, 1), (1, 1), (1, 2), (1, 3)]
+    found = maze.score_conversation(turns, answer)
+    assert found == {"reward": 6 / 7, "correct": True, "format": True}
+    assert maze.reply(["north-east"], problem) is None and not maze.score("north-east", answer)["format"]
+    around = ["south", "north"] * 5
+    assert maze.reply(around[:9], problem) and maze.reply(around, problem) is None
+    assert maze.score_conversation(around, answer)["reward"] == 0
+
+
+def test_every_maze_has_a_way_and_no_walls_are_in_both_splits():
+    walls = {}
+    for split in ("train", "test"):
+        problems = maze.load(None, split, size=60, seed=split == "test")
+        walls[split] = {str(problem["answer"]["walls"]) for problem in problems}
+        for problem in problems:
+            start = problem["answer"]["start"]
+            assert problem["messages"][-1]["content"].endswith(f"at {start[0]},{start[1]}")
+            assert maze.GOAL not in problem["answer"]["walls"] and start not in problem["answer"]["walls"]
+            ways = {start}  # all squares that can be reached in so many moves
+            for _ in range(problem["answer"]["shortest"]):
+                assert maze.GOAL not in ways
+                ways = {maze.moved(square, move, problem["answer"]["walls"]) for square in ways for move in maze.MOVES}
+            assert maze.GOAL in ways
+    assert not walls["train"] & walls["test"]
+    shown = {"answer": {"start": [1, 1], "walls": [(2, 1)], "shortest": 6}}  # the prompt's walk is what the maze says
+    said = [maze.reply(maze.WALK[1 : k + 1 : 2], shown) for k in (1, 3, 5)]
+    assert said[:2] == maze.WALK[2:5:2] and maze.WALK[6].startswith(said[2])
+
+
+def test_what_the_two_tools_of_facts_reply():
+    for turn, reply in {
+        "search(lamp)": "result: a lamp costs 64",
+        "I search: search( Lamps )\n": "result: a lamp costs 64",
+        "search(moon)": "error: nothing is known about 'moon'",
+        "search()": "error: nothing is known about ''",
+        "calculator(3 * 64 + 35)": "result: 227",
+        "calculator(2+3*4)": "result: 14",
+        "calculator(2 ** 9999999)": "error: the calculator takes numbers with + and *: calculator(2 * 11 + 32)",
+        "calculator(5)": "error: the calculator takes numbers with + and *: calculator(2 * 11 + 32)",
+        **dict.fromkeys(["search(lamp) is 64", "search(lamp", "They cost 227.", ""]),  # no call
+    }.items():
+        assert facts.reply(["search(rug)", turn], {}) == reply, turn
+
+
+def test_the_reward_of_a_conversation_with_two_tools_by_hand():
+    answer = {"value": 227, "needs": ["lamp", "chair", "calculator"]}
+    right = ["search(lamp)", "search(chair)", "calculator(3 * 64 + 35)", "The answer is 227."]
+    third = 0.5 / 3
+    for turns, of_turns, correct in (
+        (right, [third, third, third, 1.0], True),
+        (["search(chair)", "search(chair)", "They cost 227"], [third, -0.1, 1.0], True),  # a guess, or by heart
+        (["search(moon)", "calculator(1)", "search(rug)", "None."], [-0.1, -0.1, -0.1, 0.0], False),
+        (["search(lamp)", "calculator(0 + 227)"], [third, third], False),  # a call is no answer
+        ([""], [0.0], False),
+    ):
+        found = facts.score_conversation(turns, answer)
+        assert turn_rewards(found, len(turns)) == pytest.approx(of_turns) and found["correct"] == correct
+        assert found["reward"] == pytest.approx(sum(of_turns))
+    problem = {"messages": [{"content": "How much?"}]}
+    assert facts.state([right[1], right[0]], problem) == facts.state(right[:2], problem)
+    assert len({facts.state(right[:k], problem) for k in range(4)}) == 4
+
+
+def test_the_questions_of_facts_can_be_answered_and_none_is_in_both_splits():
+    seen = {}
+    for split in ("train", "test"):
+        problems = facts.load(None, split, size=60, seed=split == "test")
+        seen[split] = {problem["messages"][-1]["content"] for problem in problems if problem["category"] == "two"}
+        assert {problem["category"] for problem in problems} == {"one", "two"}
+        for problem in problems:
+            words = problem["messages"][-1]["content"].removesuffix("?").split()
+            count = facts.COUNTS.get(words[3], 1)
+            prices = [facts.PRICES[word.removesuffix("s")] for word in words if word.removesuffix("s") in facts.PRICES]
+            assert problem["answer"]["value"] == count * prices[0] + sum(prices[1:])
+            assert not set(facts.SHOWN) & set(problem["answer"]["needs"])
+    assert not seen["train"] & seen["test"]
+    for _, *turns in facts.EXAMPLES:  # the prompt's examples are what the tools say
+        assert [facts.reply([call], {}) for call in turns[:-1:2]] == turns[1::2]
 
 
 @pytest.mark.parametrize(
@@ -277,5 +401,5 @@ def test_a_reply_that_is_none_is_refused_before_anything_loads(code, message, tm
     path.write_text(TALK + code + "\n")
     task = own.read_file(str(path))
     with pytest.raises(ValueError, match=message):
-        own.load(str(path), task, None, "test", 4, 0)
+        own.check(str(path), task, own.load(str(path), task, None, "test", 4, 0), [(None, "test", 4, 0)], 60.0)
     sys.modules.pop(task.__name__)

@@ -322,3 +322,30 @@ def test_a_data_set_that_cannot_be_loaded_is_named(task, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     with pytest.raises(ValueError, match=r"(?s)some/thing.*no network.*path of a file or folder"):
         task.load("some/thing", "train")
+
+
+def sums(first, last):
+    return [
+        {"nums": [i, i + 1, 50], "target": 51 - 2 * i, "problem": f"{i}?", "answer": "1"} for i in range(first, last)
+    ]
+
+
+@pytest.mark.parametrize("task", [math, countdown, kk])
+def test_a_folder_of_save_to_disk_is_read_by_its_split(task, tmp_path):
+    rows = [row_of_puzzle(item) for item in kk.generate(9, "2", seed=3)] if task is kk else sums(1, 10)
+    options = {"people": "2"} if task is kk else {}
+    data = datasets.Dataset.from_list(rows)
+    datasets.DatasetDict(train=data.select(range(6)), test=data.select(range(6, 9))).save_to_disk(tmp_path / "both")
+    assert [len(task.load(str(tmp_path / "both"), split, **options)) for split in ("train", "test")] == [6, 3]
+    data.save_to_disk(tmp_path / "one")
+    assert 0 < len(task.load(str(tmp_path / "one"), "train", **options)) <= 9
+    next((tmp_path / "one").glob("*.arrow")).write_bytes(b"cut")
+    with pytest.raises(ValueError, match="one, a folder of save_to_disk, could not be read"):
+        task.load(str(tmp_path / "one"), "train", **options)
+
+
+def test_a_folder_of_save_to_disk_with_tables(tmp_path):
+    table = {"texts": [["", "n"], ["all", "5"]], "top_header_rows_num": 1, "left_header_columns_num": 1}
+    rows = [{"question": f"What is n + {i}?", "answer": 5 + i, "table": table} for i in range(3)]
+    datasets.Dataset.from_list(rows).save_to_disk(tmp_path)
+    assert sum(len(hitab.load(str(tmp_path), split)) for split in ("train", "test")) == 3  # one table, in one of both

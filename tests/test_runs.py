@@ -16,10 +16,11 @@ import prepared
 import psutil
 import pytest
 import torch
-from conftest import DATA, ROOT, SMOLLM, metrics, python, run, small, until
+from conftest import DATA, ROOT, SMOLLM, metrics, parse, python, run, small, until
 
 import grpo
-from runtime import flags
+from evaluation.settings import read_settings
+from runtime import checks, flags
 from tools import family
 
 PACE = {"lr": 5e-4, "prompts_per_step": 8}  # of the runs that are compared: fast enough to see the tiny model learn
@@ -82,6 +83,21 @@ def wait_for(condition, process, log, seconds=600):
         time.sleep(0.005)
 
 
+def test_ctrl_c_in_a_pipeline_ends_a_run_after_its_step_with_a_checkpoint(tmp_path):
+    """`grpo.py … 2>&1 | tee log`: the terminal sends SIGINT to both, so that all output loses its reader."""
+    pipe, run_dir = tmp_path / "pipe", tmp_path / "run"
+    os.mkfifo(pipe)
+    process = prepared.start(["grpo.py", *small(run_dir, steps=100_000, save_every=100_000)], pipe, pipe)
+    with open(pipe) as reader:
+        assert any("tok/s" in line for line in reader)
+    os.kill(process.pid, signal.SIGINT)
+    process.join(300)
+    last = metrics(run_dir)[-1]["step"]
+    assert process.exitcode == 0 and last < 100
+    assert (run_dir / f"checkpoints/step_{last:06d}/trainer_state.json").exists()
+    assert (run_dir / "ended.txt").read_text().startswith(f"stopped by SIGINT after step {last}: {run_dir}\n")
+
+
 @pytest.mark.slow
 def test_a_run_that_is_ended_goes_on_from_its_last_good_checkpoint(tmp_path):
     """It is killed in a save; its next process gets Ctrl-C in a save, twice at once, as if someone pressed it twice."""
@@ -137,6 +153,7 @@ BAD = [  # (flags, of which the first word may be a script; what is said)
     ("--no_such_flag 1", "--no_such_flag"),
     ("--responses_per_prompt 100000000", "--responses_per_prompt is 100000000; it must be"),
     ("--resume nowhere", "does not go with --resume"),  # small() has a --run_dir
+    ("--resume=", "--resume is empty"),
     ("--task nothing.py", "there is no such file"),
     ("--task countdown --numbers 1e400", "numbers must be like 3-4"),
     ("--kv_cache_gb 5000", "GiB of memory"),
@@ -190,6 +207,7 @@ def test_bad_input_ends_with_one_message_before_anything_loads(flags, says, refu
     [
         ("--clip_low 2", "--clip_low is 2.0; it must be less than or equal to 1"),
         ("--run_dir {run}", "holds a run"),
+        ("--track", "--track needs Weights & Biases: pip install wandb"),
         ("--help", ""),
     ],
 )
@@ -199,6 +217,7 @@ def test_what_needs_no_model_is_refused_before_torch_is_imported(flags, words, t
     code = (
         "import runpy, sys\n"
         f"sys.argv = {['grpo.py', *flags]}\n"
+        "sys.modules['wandb'] = None\n"
         "try:\n"
         "    runpy.run_path('grpo.py', run_name='__main__')\n"
         "finally:\n"
@@ -210,9 +229,28 @@ def test_what_needs_no_model_is_refused_before_torch_is_imported(flags, words, t
     assert words in done.stderr and done.stderr.count("\n") <= 1
 
 
-def test_a_python_without_the_packages_says_which_one_has_them():
-    done = python("-S", "grpo.py", "--help")
-    assert done.returncode == 1 and done.stderr.startswith("error: this Python lacks") and ".venv" in done.stderr
+WITHOUT_PACKAGES = [
+    "grpo.py --help", "dapo.py --dry_run", "evaluate.py models/kk_tiny", "-m tools.doctor", "tools/watch.py runs",
+    "tools/compare.py", "-m course.check_page nano_grpo.py grpo",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", WITHOUT_PACKAGES)
+def test_a_python_without_the_packages_says_what_to_do(command):
+    done = python("-S", *command.split())
+    assert done.returncode == 1 and done.stderr.startswith("error: runs need vLLM: make install (Linux); on a Mac")
+    assert "lacks tyro, pydantic, psutil" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_without_vllm_only_runs_are_refused(refused, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    assert "error: runs need vLLM: make install (Linux); on a Mac" in refused("grpo", *small(tmp_path / "run"))
+    with pytest.raises(ValueError, match="runs need vLLM"):
+        read_settings(["models/kk_tiny"])
+    with pytest.raises(SystemExit) as ended:
+        read_settings(["--help"])
+    assert ended.value.code == 0 and "evaluate.py" in capsys.readouterr().out
+    flags.check_settings(parse(importlib.import_module("sft")))  # it samples nothing
 
 
 def test_importing_a_script_checks_nothing(monkeypatch):

@@ -18,8 +18,22 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import grpo
+import grpo_stale
 from grpo import Args
-from runtime import checkpoints, checks, clock, flags, machine, measure, memory, processes, quiet, records, settings
+from runtime import (
+    checkpoints,
+    checks,
+    clock,
+    flags,
+    header,
+    machine,
+    measure,
+    memory,
+    processes,
+    quiet,
+    records,
+    settings,
+)
 from runtime.before_after import view
 from runtime.terminal import heading_line
 
@@ -141,6 +155,17 @@ def model_folder(folder, content):
 def defaults_of(script, *argv):
     trainer = importlib.import_module(script)
     return flags.read(list(argv), trainer.Args, trainer.TASKS)
+
+
+@pytest.mark.parametrize("argv", [[], ["--run_dir", "runs/mine"]])
+def test_the_header_names_the_command_line_only_for_flags_that_were_given(argv, monkeypatch, capsys):
+    args, layers = defaults_of("grpo", *argv)
+    args.steps, args.run_dir = 3, "runs/mine"  # as choose_folder sets it
+    sizes = dict.fromkeys(("parameters", "estimated_memory_gb", "memory_gb", "training_problems", "test_problems"), 1)
+    monkeypatch.setattr(sys, "argv", ["grpo.py", *argv])
+    header.show(args, sizes, layers)
+    row = next(line for line in capsys.readouterr().out.splitlines() if "runs/mine" in line)
+    assert row.endswith("command line") == bool(argv)
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])
@@ -386,6 +411,18 @@ def test_records_of_a_run_and_of_its_resumption(tmp_path, capsys, monkeypatch):
     assert read_lines(run_dir / "test_samples.jsonl")[0] == dict(row(0, 0, False), step=0)
 
 
+def test_a_step_of_responses_that_are_all_cut_off_is_said_once(tmp_path, capsys):
+    """Also if their rewards differ."""
+    book = records.Records(Args(run_dir=str(tmp_path), max_response_tokens=77), SIZES)
+    book.open(0)
+    for step, rate in enumerate([0.99, 1.0, 1.0], 1):
+        book.has_advantages = step < 3
+        book.write(dict(STEP, step=step, truncated_rate=rate, zero_std_rate=0.5))
+    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning:")]
+    assert len(warnings) == 2 and "step 3 teaches nothing" in warnings[1]
+    assert all(words in warnings[0] for words in ("of step 2", "truncated_rate", "--max_response_tokens", "77"))
+
+
 JUMPS = [  # --lag, the gap of each step, and whether the last one ends the run
     (0, [0.03, 0.13], True),  # as with an old output layer in the sampler
     (0, [0.03, math.nan], True),
@@ -520,6 +557,25 @@ def test_a_containers_limit_is_its_memory(tmp_path, monkeypatch):
         limit.write_text(text)
         assert memory.machine_bytes() <= expected <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert memory.machine_bytes() == here // 2
+
+
+@pytest.mark.parametrize(
+    ("needed", "teacher", "args"),
+    [(2 * (3 + 4), 0, Args()), (2 * (3 + 6), 3, Args()), (2 * (3 + 2 * 4), 0, grpo_stale.Args(lag=2))],
+)  # fmt: skip
+def test_main_memory_that_is_too_small_for_gpus_is_refused(needed, teacher, args, monkeypatch):
+    """Two processes with 3 GiB and 4 bytes a parameter each; with --lag 2 in bfloat16 three snapshots and vLLM's."""
+    monkeypatch.setattr(processes, "LOCAL_WORLD_SIZE", 2)
+    monkeypatch.setattr(memory, "machine_bytes", lambda: needed * 2**30)
+    memory.check_main(args, 2**30, teacher * 2**30)
+    monkeypatch.setattr(memory, "machine_bytes", lambda: (needed - 1) * 2**30)
+    with refused(rf"needs about {needed}\.0 GiB of main memory, and there are {needed - 1}\.0: "):
+        memory.check_main(args, 2**30, teacher * 2**30)
+    monkeypatch.setattr(processes, "ON_GPU", True)
+    monkeypatch.setattr(memory, "this_machine", lambda: memory.Machine(True, 2, 80.0))
+    monkeypatch.setattr(memory, "machine_bytes", lambda: 6 * 2**30)
+    with refused("of main memory"):  # as in a run, and with --dry_run
+        checks.check_model(dataclasses.replace(args, model=str(KK_TINY), max_response_tokens=256), 1024)
 
 
 def test_metrics_of_responses_by_hand():

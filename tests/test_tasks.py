@@ -5,11 +5,11 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from conftest import KK_TINY, data_of, puzzles, row_of_puzzle, task_settings, write_rows
+from conftest import KK_TINY, answer, data_of, puzzles, row_of_puzzle, task_settings, write_rows
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
-from rewards import find_task, score
+from rewards import TaskError, find_task, reply, score, scores_of
 from runtime import measure
 from runtime.chats import decode, encode, load_task
 
@@ -45,15 +45,14 @@ def test_a_files_puzzle_that_is_in_the_generated_test_is_not_trained_on(task, ki
     _, train, test = load_task(task_settings(task, {task: {"data": file}}), tokenizer)
     assert len(test) == 5 and {module.puzzle_of(p) for p in train} == {module.puzzle_of(p) for p in others}
     assert "train: 5 of 10 are test problems, too, and left out" in capsys.readouterr().out
-    both = {"data": file, "test_data": file}  # who gives both decides
-    assert len(load_task(task_settings(task, {task: both}), tokenizer)[1]) == 10
+    both = {"data": file, "test_data": file}
+    assert len(load_task(task_settings(task, {task: both}), tokenizer)[1]) == 5
 
 
 def test_mathematics_without_test_data_holds_problems_back(data, tokenizer):
-    _, all_of_them, _ = load_task(task_settings("math", data), tokenizer)
     _, train, test = load_task(task_settings("math", data, test_data=""), tokenizer)
     assert len(test) == 5 and train and not {p["id"] for p in train} & {p["id"] for p in test}
-    assert sorted(p["id"] for p in train + test) == [p["id"] for p in all_of_them]
+    assert sorted(p["id"] for p in train + test) == list(range(30))
     _, _, other = load_task(task_settings("math", data, test_data="", seed=1), tokenizer)
     assert [p["id"] for p in other] != [p["id"] for p in test]
 
@@ -161,7 +160,25 @@ NOT_TASKS = [
     (LOAD.replace('"role": "user", ', "") + SCORE, r"messages\.0\.role"),
     *((LOAD + SCORE.replace(word, "x"), f"is not complete: {word}") for word in ("reward", "correct", "format")),
     (LOAD + "def score(response, answer):\n    pass\n", "is not complete: it: "),
-    (LOAD + SCORE.replace("len(response)", "response[0]"), "fails on an empty response: IndexError"),
+    (LOAD + SCORE.replace("len(response)", "response[0]"), r"score\(\) fails in line 7 on '': IndexError"),
+    # As of a date, a NaN of pandas or half of a surrogate pair in a later problem.
+    (
+        LOAD.replace("asked + [n]", "n if n < 8 else {n}") + SCORE,
+        r"problem 6 of load\(\): its answer can't be kept as JSON",
+    ),
+    (LOAD.replace("asked + [n]", "float('nan')") + SCORE, "can't be kept as JSON"),
+    (LOAD.replace("Count to {n}", "Count to {n}\\ud800") + SCORE, "train problem 1: .*a text holds '.ud800'"),
+    (LOAD + SCORE.replace("True}", "True, 'at': {1}}"), "can't be kept as JSON: Object of type set"),
+    (
+        LOAD + SCORE + "def score_all(responses, answers):\n    return [score('', 1)]\n",
+        r"score_all\(\) gave .* for 2 resp",
+    ),
+    (LOAD + SCORE.replace("    return", "    raise SystemExit(3)\n    return"), "fails in line 7 on '': SystemExit: 3"),
+    (NO_LOAD + "raise KeyboardInterrupt\n" + SCORE, r"load\(\) fails: KeyboardInterrupt"),
+    (
+        LOAD + SCORE + "def reply(turns, problem):\n    return b'bytes'\n",
+        "must give a string or None, and gave b'bytes'",
+    ),
 ]
 
 
@@ -176,7 +193,7 @@ def test_a_file_that_is_no_task_is_refused_in_one_line(text, says, a_task):
 WRONG_LATER = [  # what score() gives a response that is not the first
     *(("reward", value) for value in ("float('nan')", "-float('inf')", "None", "'2'", "True", "1e30", "[1.0]")),
     *(("correct", value) for value in ("None", "2", "'yes'")), ("format", "float('nan')"),
-    *(("parts", value) for value in ("{'a': float('nan')}", "{'a': None}", "{'a': 'b'}", "[]")),
+    *(("parts", value) for value in ("{'a': float('nan')}", "{'a': 1e19}", "{'a': None}", "{'a': 'b'}", "[]")),
 ]  # fmt: skip
 
 
@@ -186,11 +203,113 @@ def test_a_wrong_score_of_a_later_response_ends_the_run_with_its_name_and_the_ta
     wrong = f"    if response == 'late':\n        return {{{right}, '{name}': {value}}}"
     args = a_task(LOAD + SCORE.replace("answer):", f"answer):\n{wrong}"))
     responses = [SimpleNamespace(text=text) for text in ("so", "late")]
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(TaskError) as ended:
         score(find_task(args.task), responses, [{"answer": 1}] * 2)
-    said = ended.value.code
-    assert f"{args.task}: what score() gives the response 'late' is not complete: {name}" in said
-    assert said.startswith("error: ") and "--lr" not in said and len(said.splitlines()) == 1
+    said = str(ended.value)
+    assert said.startswith(f"{args.task}: what score() gives the response 'late' is not complete: {name}")
+    assert len(said.splitlines()) == 1
+
+
+OWN = """
+STATE = {}
+
+def load(source, split, *, size=None, seed=0):
+    STATE[split] = seed
+    return [{"messages": [{"role": "user", "content": f"{split} {n}"}], "answer": {"n": n}} for n in range(size or 9)]
+
+def score(response, answer):
+    assert STATE == {"train": 7, "test": 7}  # what load() has left
+    answer["n"] = "changed"
+    if response == "hangs":
+        while True:
+            try:
+                re.match("(a+)+$", "a" * 40 + "b")
+            except BaseException:
+                pass
+    if response == "ends":
+        os._exit(1)
+    if response == "leaves":
+        sys.exit("no")
+    if response == "prints":
+        print("seen")
+    if response == "odd":
+        return lambda: 1
+    return {"reward": len(response) - 3.0, "correct": False, "format": True, "parts": {"length": 1.0}}
+"""
+
+
+def test_what_a_task_of_ones_own_can_do_to_a_run(a_task, tokenizer, capfd):
+    """A call that hangs, or ends its process, counts as timed out: it pays no more than any other. It gets copies."""
+    args = a_task("import os, re, sys\n" + OWN, seed=7, score_timeout=0.5)
+    task, train, _ = load_task(args, tokenizer)
+    answers = [{"n": 1} for _ in range(5)]
+    found = scores_of(task, [[text] for text in ("hangs", "prints", "ends", "", "four")], answers)
+    late = {"reward": -3.0, "correct": False, "format": False, "timed_out": True, "parts": {"length": 0.0}}
+    assert [one["reward"] for one in found] == [-3, 3, -3, -3, 1] and found[0] == found[2] == late
+    assert answers == [{"n": 1}] * 5 and train[0]["answer"] == {"n": 0}
+    said = capfd.readouterr().out
+    assert "seen\n" in said and said.count("longer than --score_timeout, 0.5 s, or ended its process, on 'hangs'") == 1
+    for text, error in {"leaves": "in line 21 on 'leaves': SystemExit: no", "odd": "on 'odd': AttributeError"}.items():
+        with pytest.raises(TaskError, match=rf"^{args.task}: score\(\) fails {error}"):
+            scores_of(task, [[""], [text]], answers[:2])
+    task.judge.end()
+
+
+def test_a_reply_gets_copies_and_what_it_raises_is_named(a_task):
+    text = (
+        OWN
+        + """
+def reply(turns, problem):
+    turns.append("mine")
+    problem["answer"]["n"] = problem["messages"][0]["content"] = "changed"
+    return {"": None, "half": "caf\\udce9"}.get(turns[0], 3) if turns[0] != "leaves" else exit()
+"""
+    )
+    task = find_task(a_task(text).task)
+    turns, problem = [""], {"messages": [{"role": "user", "content": "a"}], "answer": {"n": 1}}
+    assert reply(task, turns, problem) is None and not hasattr(task, "failed")
+    assert turns == [""] and problem == {"messages": [{"role": "user", "content": "a"}], "answer": {"n": 1}}
+    ends = {
+        "leaves": "SystemExit",
+        "half": r"ValueError: it: a text holds '.udce9'",
+        "else": "TypeError: it must give a",
+    }
+    for turn, said in ends.items():
+        assert reply(task, [turn], problem) is None  # the conversation is over, and the run ends where all meet
+        with pytest.raises(TaskError, match=rf"mine.py: reply\(\) fails.* on '{turn}': {said}"):
+            score(task, [], [])
+
+
+def test_a_task_in_two_files_imports_its_sibling_later_too(a_task, tokenizer, tmp_path):
+    (tmp_path / "sibling_of_mine.py").write_text("REWARD = 2.0\n")
+    (tmp_path / "json.py").write_text("raise ImportError('hides a library')\n")
+    text = (
+        "import sibling_of_mine, json\n"
+        + LOAD
+        + "def score(response, answer):\n    from sibling_of_mine import REWARD\n"
+    )
+    args = a_task(text + "    return {'reward': REWARD, 'correct': True, 'format': True}\n")
+    task, train, _ = load_task(args, tokenizer)
+    assert score(task, [SimpleNamespace(text="")], train[:1])[0]["reward"] == 2
+
+
+def test_problems_of_ones_own_that_are_test_problems_are_not_trained_on(a_task, tokenizer, capsys):
+    """The answer counts: in a game it may be all that differs. If nothing is left, a warning says so."""
+    same = LOAD.replace("asked + [n]", "n % 5").replace("Count to {n}", "Count") + SCORE
+    for size, left, says in (
+        (9, 7, "warning: every problem to train on is a test problem, too"),
+        (2, 3, "train: 4 of 7"),
+    ):
+        _, train, _ = load_task(a_task(same.replace("range(2, 9)", "range(2, 9)[:size]"), eval_size=size), tokenizer)
+        assert len(train) == left and says in capsys.readouterr().out
+
+
+def test_a_response_that_was_cut_off_is_scored_by_its_text():
+    """It gets no other reward, and no length of its own: a rule reads texts alone."""
+    texts = [r"\boxed{5}", r"\boxed{6}"] * 2
+    responses = [answer(3, text, ended) for text, ended in zip(texts, ["stop", "stop", "length", "length"])]
+    found = score(find_task("math"), responses, [{"answer": ["5"]}] * 4)
+    assert [one["reward"] for one in found] == [1.0, 0.0, 1.0, 0.0]
 
 
 def test_what_is_no_task_is_refused(tmp_path):

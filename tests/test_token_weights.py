@@ -223,6 +223,7 @@ CASES = {script: (script, {}) for script in REFERENCES} | {
     "grpo_tis, icepop": ("grpo_tis", {"correction": "icepop"}),
     "grpo_tis, mask": ("grpo_tis", {"mask": "sequence", "mask_delta": 0.2}),
     "grpo_stale, none": ("grpo_stale", {"correction": "none"}),
+    "grpo_stale, icepop": ("grpo_stale", {"correction": "icepop"}),
     "grpo_stale, ppo": ("grpo_stale", {"correction": "ppo"}),
 }
 # Without a KL term tokens of advantage 0 go through no pass, and count as before.

@@ -1,1 +1,1 @@
-"""Commands for people who train: compare, diff, watch, gap, doctor, merge. maintain/ has the maintainers' commands."""
+"""Commands for people who train: compare, diff, doctor, merge, watch. maintain/ has the maintainers' commands."""

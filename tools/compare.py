@@ -19,15 +19,18 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import runtime  # noqa: F401  # first: it says in one line which packages are missing
+
+# isort: split
 import pandas
 import tyro
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from runtime import curves, files, flags
 from tools import inference, kept, plot, texts
 
@@ -36,7 +39,8 @@ SUITES = tomllib.loads(Path(__file__).with_name("comparisons.toml").read_text(en
 OPTIONS = ("flags", "flags_of", "seeds")  # of a suite; its other keys are entries
 WHAT_IS_DRAWN = (
     "large dot: mean over the seeds, which are the small dots\n"
-    "line: its interval of 95 %, with one standard deviation of a run, pooled over all rows"
+    "line: its interval of 95 %, with one standard deviation of a run, pooled over all rows\n"
+    "numbers in brackets: updates per step, if the two entries differ"
 )
 LAST = {"mean": 3, "last": 1}  # evaluations to average: the papers average their last three checkpoints
 
@@ -174,6 +178,14 @@ def compared(values):
     return inference.pooled(estimates)
 
 
+def with_updates(estimate, updates):
+    """Return the Estimate with both entries' optimizer steps per training step in its label, if they differ."""
+    name, base = estimate.label.split(" minus ")
+    if updates[name] == updates[base]:
+        return estimate
+    return replace(estimate, label=f"{name} ({updates[name]:g}) minus {base} ({updates[base]:g})")
+
+
 def draw(runs, folder, name):
     """Plot NAME.png: the curves of up to five entries, the differences of more; for `comparison` both."""
     groups = {entry: [run["rows"] for run in by_seed.values()] for entry, by_seed in runs.items()}
@@ -183,6 +195,9 @@ def draw(runs, folder, name):
         return
     rows = rows_of(runs)
     columns = {f"{what} accuracy": compared(late(rows, plot.ACCURACY, count)) for what, count in LAST.items()}
+    updates = rows.groupby("entry")["optimizer_steps"].median()
+    for estimates in columns.values():
+        estimates[:] = [with_updates(estimate, updates) for estimate in estimates]
     plot.draw_differences(columns, WHAT_IS_DRAWN, [path])
     if name == "comparison":  # lessons 2, 4 and 7 show the metrics
         plot.draw(groups, [folder / f"{name}_metrics.png"], [key for key in plot.PANELS if key != plot.ACCURACY])

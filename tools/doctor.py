@@ -20,10 +20,14 @@ from collections import namedtuple
 from pathlib import Path
 from typing import Annotated
 
+import runtime  # noqa: F401  # first: it says in one line which packages are missing
+
+# isort: split
 import psutil
 import tyro
 
 from runtime import curves, machine
+from tools import prerequisites
 
 ROOT = Path(__file__).parents[1]
 GIB = 2**30
@@ -56,10 +60,12 @@ def last_line(text):
 
 def software():
     """Check the installed software; return the lines."""
-    is_right = platform.system() == "Linux" and sys.version_info >= (3, 11)
-    advice = "vLLM needs Linux (on Windows, WSL 2 is one) and Python 3.11 or newer: make install PYTHON=python3.11"
-    lines = [check("system", is_right, f"{platform.system()}, Python {platform.python_version()}", advice)]
-    file = "requirements.txt" if machine.cuda_of_torch() else "requirements-cpu.txt"
+    on_cpu = not machine.nvidia_smi("name")
+    lines = [check("system", True, f"{platform.system()}, Python {platform.python_version()}")]
+    lines += [check(name, False, "missing or unsuitable", advice) for name, advice in prerequisites.missing(on_cpu)]
+    if failures(lines):
+        return lines
+    file = "requirements-cpu.txt" if on_cpu else "requirements.txt"
     try:
         import torch  # a build for another CUDA or processor fails here
         import transformers

@@ -57,7 +57,7 @@ def draw_differences(columns, title, paths):
     columns: {panel's title: Estimates of tools/inference.py}, with the same labels in all panels, from top to bottom.
     """
     labels = [estimate.label for estimate in next(iter(columns.values()))]
-    figure = new_figure(WIDTH, 0.32 * len(labels) + 1.3, title)
+    figure = new_figure(WIDTH, 0.32 * len(labels) + 1.5, title)
     axes = figure.subplots(1, len(columns), squeeze=False, sharey=True)[0]
     for axis, (name, estimates) in zip(axes, columns.items()):
         axis.axvline(0, color=GREY, lw=1, ls="--")

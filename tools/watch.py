@@ -15,11 +15,14 @@ import time
 from pathlib import Path
 from typing import Annotated
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import runtime  # noqa: F401  # first: it says in one line which packages are missing
+
+# isort: split
 import fastapi
 import tyro
 import uvicorn
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from runtime import curves
 from tools import plot
 

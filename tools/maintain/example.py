@@ -46,7 +46,8 @@ TOKENS = [
     Token(4, "A", 0.80, 0.78, 0.80, 0.80, 0.60, 0.62, -0.5),
     Token(4, "perhaps", 0.10, 0.09, 0.20, 0.25, 2.30, 2.20, -1.5),
 ]
-REPLY = Token(1, "higher", *[math.nan] * 7)  # the task's reply to `suppose`, only in grpo_multi_turn.py
+REPLY = Token(1, "higher", *[math.nan] * 7)  # the task's reply to `suppose`, only in CONVERSE
+CONVERSE = ("grpo_multi_turn", "gigpo")
 PARTS = {"format": [1.0, 1.0, 1.0, -1.0], "answer": [2.0, 2.0, -2.0, -2.0]}  # parts of the rewards, for gdpo.py
 
 # The scripts have their own settings, except for these.
@@ -67,7 +68,7 @@ def settings_of(script):
 
 def tokens_of(script):
     """Return the twelve tokens; in a conversation also its reply, which is outside the mask."""
-    return [*TOKENS[:2], REPLY, *TOKENS[2:]] if script == "grpo_multi_turn" else TOKENS
+    return [*TOKENS[:2], REPLY, *TOKENS[2:]] if script in CONVERSE else TOKENS
 
 
 def places_of(tokens):

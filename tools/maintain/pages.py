@@ -23,7 +23,7 @@ from rich.console import Console
 
 from runtime import before_after, flags
 from tools import family, texts
-from tools.maintain import claims, example, updates
+from tools.maintain import claims, example, notebook, updates
 
 ROOT = family.ROOT
 FOLDER = ROOT / "docs" / "algorithms"
@@ -310,7 +310,7 @@ def all_texts():
         made[path] = with_kept_numbers(read(path))
         for name, block in blocks().get(path, {}).items():
             made[path] = texts.between(made[path], name, block())
-    return made | {claims.FILE: claims.page()}
+    return made | {claims.FILE: claims.page(), notebook.FILE: notebook.text()}
 
 
 def main():

@@ -1,4 +1,4 @@
-"""Draw the pictures of the scripts' pages, of the README (docs/demo.svg) and of docs/first_runs.md (docs/llm.svg).
+"""Draw the pictures of the scripts' pages, the README (docs/demo.svg) and first_runs.md (docs/llm.svg, docs/game.svg).
 
     python -m tools.maintain.pictures           all of them
     python -m tools.maintain.pictures acpo      one: docs/algorithms/pictures/acpo.svg
@@ -14,6 +14,7 @@ import importlib
 import json
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Annotated
 
 import matplotlib
@@ -22,6 +23,7 @@ import tyro
 from matplotlib import pyplot
 from matplotlib.lines import Line2D
 
+from rewards import guess
 from runtime import before_after, curves, files
 from tools import family
 from tools.maintain import example, updates
@@ -42,6 +44,7 @@ KINDS = {  # what the left panel is over
     "sampler": ["grpo_tis"],
     "reference": ["grpo_kl"],
     "length": ["dapo"],
+    "guess": ["gigpo"],
 }
 NAMES = {  # of the kept runs, where it is not the script's
     "grpo_ar_lopti": "ar_lopti",
@@ -49,6 +52,11 @@ NAMES = {  # of the kept runs, where it is not the script's
     "reinforce_pp_ar_lopti": "reinforce_ar_lopti",
     "dr_grpo": "dr._grpo",
     "entropy_top": "80_20",
+}
+GAMES = {  # kept runs of the game in docs/game.svg: (label, colour, line)
+    "game_smollm2_seed_0": ("gigpo, KL term 0.02", "#d95f02", "-"),
+    "guess_smollm2_seed_0": ("grpo_multi_turn", "#7570b3", "-"),
+    "guess_kl_term_smollm2_seed_0": ("grpo_multi_turn, KL term 0.05", "#7570b3", "--"),
 }
 NUM_TOKENS = 241  # on an axis
 GROUP = 8
@@ -158,6 +166,39 @@ def square_panel(axes, scripts):
     axes.text(0.97, 0.06, "A > 0: the gradient stays", ha="right", fontsize=8)
 
 
+def guess_panel(axes, scripts):
+    """The advantage of each first guess in rewards/guess.py, if halving follows: in two groups, and over the step."""
+    trainer = importlib.import_module(scripts["script"])
+    numbers = range(1, guess.HIGHEST + 1)
+    games = [game(number, first) for number in numbers for first in numbers]
+    scores = [guess.score_conversation(one.turns, one.problem["answer"]) for one in games]
+    batch = {"mask": torch.ones(len(games), max(len(one.turns) for one in games), dtype=torch.bool)}
+    for i, one in enumerate(games):
+        batch["mask"][i, len(one.turns) :] = False
+    found = {}
+    for anchors in ("group", "step"):
+        args = dataclasses.replace(settings_of("gigpo"), anchors=anchors)
+        of_tokens, _ = trainer.turn_advantages(games, scores, batch, args)
+        found[anchors] = of_tokens[:, 0].view(guess.HIGHEST, guess.HIGHEST)  # [number, first guess]
+    for number, style in ((3, "--"), (12, ":")):
+        label = f"in a group that hides {number}"
+        axes.plot(numbers, found["group"][number - 1], color=COLOURS["parent"], linestyle=style, label=label)
+    axes.plot(numbers, found["step"].mean(0), color=COLOURS["script"], label="over the step")
+    axes.set(xlabel="first guess", ylabel="advantage of the first guess", ylim=(-2, 4))
+    axes.set_xticks(range(1, guess.HIGHEST + 1, 2))
+    axes.legend(frameon=False, loc="upper right")
+
+
+def game(number, first):
+    """Return a game of guess as a conversation of gigpo.py: a first guess, then halving. A turn is one token."""
+    problem = {"id": number, "answer": number}
+    turns, states = [], []
+    while len(turns) < guess.TURNS and (not turns or guess.guess_of(turns[-1]) != number):
+        states.append(guess.state(turns, problem))
+        turns.append(str(sum(states[-1]) // 2 if turns else first))
+    return SimpleNamespace(turns=turns, states=states, lengths=[1] * len(turns), problem=problem)
+
+
 def runs_of(script):
     """Return the accuracies of the sampled responses in a script's kept runs: a list per seed, [] if there is none."""
     found = [json.loads(path.read_text()) for path in RUNS.glob(f"{NAMES.get(script, script)}_seed_*.json")]
@@ -188,6 +229,25 @@ def test_panel(axes, name):
     axes.set(xlabel="training step", ylim=(0, 1.05), xticks=[step for step, _ in points])
     axes.margins(x=0.15)
     axes.set_title(f"Accuracy on {kept['settings']['eval_size']} test problems", fontweight="bold")
+
+
+def game_panel(axes, key, title, **look):
+    """A metric of the runs in GAMES, over the steps."""
+    for name, (label, colour, line) in GAMES.items():
+        rows = json.loads((RUNS.parent / "llm" / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+        points = [(row["step"], row[key]) for row in rows if key in row]
+        axes.plot(*zip(*points), color=colour, linestyle=line, label=label)
+    axes.set(xlabel="training step", title=title, **look)
+
+
+def game_panels():
+    """Return the panels of docs/game.svg."""
+
+    def accuracy(axes):
+        game_panel(axes, "eval/accuracy", "Test games won at temperature 1", ylim=(0, 1))
+        axes.legend(frameon=False, loc="lower right", fontsize=8)
+
+    return [(4.2, accuracy), (4.2, lambda axes: game_panel(axes, "entropy", "Entropy, nats per token", ylim=(0, 2.2)))]
 
 
 def token_panel(axes):
@@ -223,17 +283,19 @@ def panels_of(name):
         return [(3.4, lambda axes: test_panel(axes, name))]
     if name == "demo":
         return [(5.1, token_panel), (3.4, lambda axes: test_panel(axes, name))]
+    if name == "game":
+        return game_panels()
     parent = (family.PARENT | family.own_scripts()).get(name)
     scripts = ({"parent": parent} if parent else {}) | {"script": name}
     kind = next((kind for kind, of in KINDS.items() if name in of), None)
-    panels = {"group": group_panel, "square": square_panel, "length": length_panel}
+    panels = {"group": group_panel, "square": square_panel, "length": length_panel, "guess": guess_panel}
     left = panels.get(kind, lambda axes, scripts: line_panel(axes, scripts, kind))
     chosen = [left] * bool(kind) + [curve_panel] * bool(runs_of(name))
     return [(4.6, lambda axes, panel=panel: panel(axes, scripts)) for panel in chosen]
 
 
 def draw(name):
-    """Write a picture: of a script, or demo or llm. Return its path, or None if there is nothing to draw."""
+    """Write a picture: of a script, or demo, llm or game. Return its path, or None if there is nothing to draw."""
     widths, panels = zip(*panels_of(name)) if panels_of(name) else ((), ())
     if not panels:
         return None
@@ -246,7 +308,7 @@ def draw(name):
             panel(axes)
             axes.spines[["top", "right"]].set_visible(False)
             axes.grid(alpha=0.2)
-        path = (DOCS if name in ("demo", "llm") else FOLDER) / f"{name}.svg"
+        path = (DOCS if name in ("demo", "llm", "game") else FOLDER) / f"{name}.svg"
         path.parent.mkdir(exist_ok=True)
         figure.savefig(path, metadata={"Date": None})
         pyplot.close(figure)
@@ -269,12 +331,12 @@ def main(names: Annotated[tuple[str, ...], tyro.conf.Positional] = (), run: Path
     """Draw these pictures, or all.
 
     Args:
-        names: scripts, demo or llm
+        names: scripts, demo, llm or game
         run: the folder of a run whose numbers are first kept, for demo or llm
     """
     if run:
         keep(run, *names)
-    for name in names or [*updates.ALGORITHMS, "demo", "llm"]:
+    for name in names or [*updates.ALGORITHMS, "demo", "llm", "game"]:
         print(draw(name) or f"{name}: nothing to draw")
 
 

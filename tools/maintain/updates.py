@@ -10,6 +10,8 @@ lab/ and example.py use this module. It has no command line.
 
 import dataclasses
 import importlib
+import itertools
+from types import SimpleNamespace
 
 import torch
 from torch import nn
@@ -20,7 +22,7 @@ from tools import family
 ALGORITHMS = [  # all RL scripts, which are all but sft.py, in reading order
     "reinforce", "rloo", "grpo", "dr_grpo", "ppo", "reinforce_pp", "dapo", "grpo_ar_lopti", "reinforce_pp_ar_lopti",
     "dapo_ar_lopti", "acpo", "cispo", "gspo", "sapo", "dppo", "entropy_top", "archer", "grpo_tis", "opd",
-    "maxrl", "gdpo", "grpo_multi_turn",
+    "maxrl", "gdpo", "grpo_multi_turn", "gigpo",
 ]  # fmt: skip
 # A new script comes last.
 ALGORITHMS += [script for script in family.family() if script not in [*ALGORITHMS, "sft"]]
@@ -34,7 +36,8 @@ def with_advantages(script, batch, rewards, correct, args):
     than compute_advantages. dapo.py adds penalties to the rewards; its dynamic sampling is skipped, so all groups
     stay. rloo.py subtracts the KL penalty from the rewards. maxrl.py has 1 for each correct response. gdpo.py treats
     rewards [N] as one part. ppo.py has values, which are 0 before the critic has learned, unless the batch has some. AR
-    scales the advantages. opd.py's teacher is the reference, unless the batch has another model's log-probabilities.
+    scales the advantages. gigpo.py adds those of turns. opd.py's teacher is the reference, unless the batch has
+    another model's log-probabilities.
     """
     trainer = importlib.import_module(script)
     batch = dict(batch)
@@ -55,7 +58,25 @@ def with_advantages(script, batch, rewards, correct, args):
     batch["advantages"] = trainer.compute_advantages(rewards, batch, args)  # [N, T]
     if hasattr(trainer, "ar_weight"):
         batch["advantages"] = batch["advantages"] * trainer.ar_weight(batch["old_logp"], args.alpha)
+    if script == "gigpo":
+        scores = [{"reward": reward} for reward in rewards.tolist()]
+        of_turns, _ = trainer.turn_advantages(conversations_of(mask, args), scores, batch, args)
+        batch["advantages"] = args.episode_weight * batch["advantages"] + args.omega * of_turns
     return batch
+
+
+def conversations_of(mask, args):
+    """Return conversations for gigpo.py from the gaps of a mask, [N, T]. The first turns of a group have equal states.
+
+    Every other turn is alone in its state.
+    """
+    found = []
+    for i, row in enumerate(mask.tolist()):
+        lengths = [len(list(run)) for is_own, run in itertools.groupby(row) if is_own]
+        states = ["start", *((i, k) for k in range(1, len(lengths)))]
+        problem = {"id": i // args.responses_per_prompt}
+        found.append(SimpleNamespace(turns=[""] * len(lengths), lengths=lengths, states=states, problem=problem))
+    return found
 
 
 class Recorder(torch.optim.SGD):

@@ -1,0 +1,720 @@
+"""GiGPO: each turn of a conversation gets an advantage of its own, from turns with an equal state.
+
+Group-in-Group Policy Optimization (arXiv 2505.10978; release: langfengQ/verl-agent). In
+grpo_multi_turn.py all turns of a conversation share one advantage, so a good turn before a bad one
+is punished with it. GiGPO looks for turns that began in the same state, an anchor state: a square
+of a maze, or the range in which a number still can be. What came after such turns shows which of
+them was better. No critic is trained, and nothing more is sampled.
+
+J is grpo_multi_turn.py's, with another advantage for each turn k of conversation i:
+
+    A_i,k = A_episode,i + ω · A_turn,i,k                            (eq. 8)
+    R_i,k = r_i,k + γ · R_i,k+1                                     (eq. 5: the return of turn k)
+    A_turn,i,k = (R_i,k − mean) / (std + 1e-6)                      (eqs. 6 and 7)
+
+A_episode is GRPO's advantage of the conversation. Mean and standard deviation are over the returns
+of all turns that began in the same state, in the group or, with --anchors step, in the whole step.
+A turn alone in its state has A_turn 0. r_i,k is the reward of turn k: a task may have parts of its
+reward per turn (rewards/__init__.py), and the rest of the reward belongs to the last turn.
+
+What differs from grpo_multi_turn.py
+- converse asks the task for its state before each turn. A task without state() has the problem and
+  all turns so far as its state: only conversations that began alike are compared.
+- turn_advantages computes A_turn, and main adds it.
+- --omega, --episode_weight, --gamma, --anchors, --turn_std. With ω = 0 this file is
+  grpo_multi_turn.py, to the last bit.
+
+Deviations from the paper
+- --anchors step. The paper compares turns within a group, which has one problem. But what the
+  player knows can be equal in several problems: see docs/algorithms/gigpo.md.
+- --episode_weight. The paper has A_episode alone and A_turn alone in its ablation, and no weight.
+- F_norm, the divisor, is the standard deviation or 1 in the paper. Here --turn_std chooses it for
+  A_turn; A_episode always has the standard deviation, as in grpo.py.
+- The paper averages over conversations and turns, and has a ratio per turn. J is a mean over tokens
+  with a ratio per token, as in grpo.py. The paper calls a turn a step, A_episode A^E, A_turn A^S.
+
+Deviations from the release
+- Each of its turns is a row with a prompt of its own, made of the last observations. Here a
+  conversation is one row, and a turn reads all that came before it.
+- Its A_episode is normalised over the group's turns, so that long conversations count more often.
+- Its default divisor is 1, for both advantages. Its state is the text of the observation, and it
+  can also compare texts that are only similar. It has a penalty for actions that are not valid.
+
+The settings are grpo_multi_turn.py's, with ω = 1 and γ = 0.95 as in the paper.
+
+Command (one 80 GB GPU; on two cores, `make game` trains SmolLM2-135M in minutes):
+    python gigpo.py --task guess --max_turns 5
+"""
+
+import dataclasses
+from typing import Literal
+
+from runtime import flags, papers, settings
+from runtime.settings import (
+    Dtype,
+    EvaluationTemperature,
+    Fraction,
+    GroupSize,
+    LearningRate,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Temperature,
+)
+
+# ----------------------------------------------------------------------------------------- settings
+
+
+@dataclasses.dataclass
+class Args(settings.RunArgs):
+    """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B),
+    except for the deviations that the docstring at the top names.
+
+    Without a GPU, the model is models/kk_tiny and its trainer_settings.json changes some settings.
+    RunArgs adds the settings that all scripts share. Types check ranges: a Fraction is in [0, 1].
+    """
+
+    # ---- objective
+    clip_low: Fraction = 0.2  # ε_low: the clip range of ρ begins at 1 − ε_low
+    clip_high: NonNegativeFloat = 0.24  # ε_high: the clip range ends at 1 + ε_high
+    kl_coef: NonNegativeFloat = 0.001  # β, the weight of the KL term; 0 loads no reference model
+    updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
+
+    # ---- credit for turns
+    omega: NonNegativeFloat = 1.0  # ω, the weight of A_turn
+    episode_weight: NonNegativeFloat = 1.0  # weight of A_episode; 0 leaves A_turn alone
+    gamma: Fraction = 0.95  # γ: a reward counts γ times as much for the turn before
+    anchors: Literal["group", "step"] = "group"  # where to look for turns with an equal state
+    turn_std: bool = True  # whether A_turn is divided by the returns' standard deviation
+
+    # ---- problems
+    task: str = "kk"  # calculator, guess, a task of one turn (kk, math …), or a Python file
+    chat_template: Literal["auto", "none"] = "auto"  # auto: the model's template; none: plain text
+    max_prompt_tokens: PositiveInt = 1024  # problems with longer prompts are dropped
+
+    # ---- sampling
+    prompts_per_step: PositiveInt = 64  # must be a multiple of updates_per_step × processes
+    responses_per_prompt: GroupSize = 8  # G, the group size: responses to each prompt
+    max_response_tokens: PositiveInt = 4096  # of a whole conversation: turns and replies
+    max_turns: PositiveInt = 4  # the model's turns in a conversation
+    temperature: Temperature = 0.7  # π is softmax(logits / temperature), in sampling and loss
+
+    # ---- optimizer
+    lr: LearningRate = 1e-6  # AdamW's learning rate, constant
+    weight_decay: Fraction = 0.01  # AdamW's weight decay
+    max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
+    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: W + α/r · B·A, where matrices A, B learn
+
+    # ---- run
+    model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
+    dtype: Dtype = "bfloat16"  # compute dtype; trained weights stay float32
+    steps: PositiveInt | None = None  # number of training steps; None: computed from --epochs
+    epochs: PositiveInt = 5  # passes over the training problems
+    eval_every: PositiveInt = 20  # evaluate every this many steps, at the start and the end
+    eval_temperature: EvaluationTemperature = 0.0  # sampling temperature in evaluations; 0: greedy
+    eval_samples: GroupSize = 1  # responses per test problem; more than one also gives pass@k
+    save_every: PositiveInt = 20  # write a checkpoint every this many steps and at the end
+    seed: NonNegativeInt = 0  # seeds the prompt order and the sampling
+
+
+# Each --task replaces defaults with its own paper's settings: runtime/papers.py.
+TASKS = papers.TASKS
+
+# Handle bad flags and --help here, before torch is imported, which takes seconds.
+flags.check(Args, TASKS)
+
+from statistics import fmean
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from rewards import reply, score, state, turn_rewards
+from runtime import (
+    checkpoints,
+    engine,
+    float16,
+    lora,
+    measure,
+    passes,
+    processes,
+    quiet,
+    records,
+    same_model,
+    start,
+)
+from runtime.chats import decode, encode_reply
+from runtime.clock import Clock
+from runtime.dealing import balance, next_problems, own_part
+from runtime.families import text_only
+from runtime.passes import micro_batches
+from runtime.placement import place
+from runtime.processes import DEVICE, WORLD_SIZE, all_reduce, full_tensor, gather
+
+# ----------------------------------------------------------------------- policy (log-probabilities)
+
+
+class Policy(nn.Module):
+    """A causal language model that returns the log-probabilities of given tokens."""
+
+    def __init__(self, lm, args):
+        super().__init__()
+        self.lm = lm
+        self.args = args
+
+    def forward(self, ids, mask, temperature, with_entropy=False):
+        """Compute the log-probability and entropy, in nats, of each response token.
+
+        ids [N, T]: prompt and response, padded on the right. Causal attention needs no attention
+        mask here: real tokens do not see the padding after them.
+        mask [N, T]: True on response tokens.
+        Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
+        full vocabulary; without with_entropy it is zero.
+        """
+        dtype = getattr(torch, self.args.dtype)
+        with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
+            hidden = self.hidden_states(ids, mask)  # [N, T, D]
+            # Each position predicts the next token, so take the state one position before each
+            # response token. It always exists, because the prompt comes first.
+            states = hidden[:, :-1][mask[:, 1:]]  # [num_tokens, D]
+            targets = ids[mask]  # [num_tokens], in the same order
+            # Apply self.head to one chunk of tokens at a time, and recompute its logits in the
+            # backward pass: the logits of all tokens would be the largest tensor here.
+            logp, entropy = passes.in_chunks(self.head, states, targets, temperature, with_entropy)
+        return to_rows(logp, mask), to_rows(entropy, mask)
+
+    def hidden_states(self, ids, mask):
+        """Compute the final hidden state of every token, the input of the head: [N, T, D]."""
+        # Start from float32 embeddings, so that the residual stream stays float32, whatever the
+        # weights' dtype. autocast rounds only the inputs of matrix products.
+        embedded = passes.embed(self.lm, ids)  # {"inputs_embeds": [N, T, D]}
+        # Length of the prefix that all rows have in common; 0 if sharing it saves no time.
+        length = passes.length_to_share(ids, mask, self.args)
+        if length > 0:  # run the prefix once; result and gradient are the same
+            return passes.with_shared_prompt(self.lm.model, embedded, length)
+        return self.lm.model(**embedded, use_cache=False).last_hidden_state
+
+    def head(self, states, targets, temperature, with_entropy):
+        """Compute log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
+        logits = passes.logits(self.lm, states)  # [n, vocabulary] in float32
+        all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_ avoids a copy
+        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of the targets: [n]
+        entropy = torch.zeros_like(logp)
+        if with_entropy:
+            with torch.no_grad():  # a metric only
+                entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
+        return logp, entropy
+
+
+def to_rows(values, mask):
+    """Scatter values [num_tokens] to the response tokens of [N, T]; zero elsewhere."""
+    return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, values)
+
+
+def load_policy(args, trained):
+    """Load the model to train, in float32, or the frozen reference model, in --dtype."""
+    dtype = torch.float32 if trained else getattr(torch, args.dtype)
+    # If the model also reads images, text_only leaves that part out.
+    lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, **text_only(args.model))
+    policy = Policy(lm, args)
+    policy.requires_grad_(trained)
+    if trained and args.lora_rank > 0:
+        lora.add_adapters(policy, args)  # trains only these; casts all else to --dtype
+    return place(policy, args)  # to its device; sharded if there are several processes
+
+
+@torch.no_grad()
+def log_probs(policy, batch, args, with_entropy=True):
+    """Compute log-probability and entropy of a batch's response tokens, without gradient.
+
+    Returns two tensors [N, T] on the CPU, zero outside the mask.
+    """
+    all_logp = torch.zeros(batch["ids"].shape)
+    all_entropy = torch.zeros(batch["ids"].shape)
+    inputs = {"ids": batch["ids"], "mask": batch["mask"]}  # all that the policy reads
+    # A micro-batch is on the policy's device and has as many rows as fit in one forward pass,
+    # padded to the longest of them. Each row comes once, longest first; rows without response
+    # tokens are skipped. The last argument is the progress bar's title.
+    for rows, micro in micro_batches(inputs, args, "log-probabilities"):
+        logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, with_entropy)
+        length = logp.shape[1]
+        # Add, don't assign. With sharded weights, all processes must run the same number of passes.
+        # A process that finishes early repeats its last pass with an empty mask, which gives zeros.
+        all_logp[rows, :length] += logp.cpu()
+        all_entropy[rows, :length] += entropy.cpu()
+    return all_logp, all_entropy
+
+
+# ------------------------------------------------------------------------------------------ sampler
+
+
+def load_sampler(args):
+    """Start this process's vLLM engine, before the policy takes memory."""
+    options = engine.options(args)  # sets environment variables, too: call it before the import
+    from vllm import LLM
+
+    with quiet.library_notices():  # hides all of vLLM's output but errors
+        return LLM(
+            model=args.model,
+            dtype=args.dtype,
+            seed=args.seed,
+            logprobs_mode="processed_logprobs",  # at the sampling temperature
+            **options,
+        )
+
+
+def generate(llm, problems, when, args, **sampling_params):
+    """Generate responses with vLLM, in the order of the problems, and decode them.
+
+    when: the step, or "test" in an evaluation. A request's seed depends on --seed, `when` and the
+    problem, but not on the number of processes. vLLM derives the responses' seeds from it.
+    A problem's num_used is the number of tokens that its conversation already has.
+    sampling_params: further arguments for SamplingParams.
+    """
+    from vllm import SamplingParams
+
+    prompts = []
+    params = []
+    for problem in problems:
+        prompts.append({"prompt_token_ids": problem["prompt_ids"]})
+        params.append(
+            SamplingParams(
+                seed=engine.request_seed(args.seed, when, problem["id"]),
+                max_tokens=args.max_response_tokens - problem.get("num_used", 0),
+                stop_token_ids=engine.end_tokens(args.model),  # EOS tokens
+                detokenize=False,  # decode() below does it for all responses at once
+                **sampling_params,
+            )
+        )
+    outputs = llm.generate(prompts, params, use_tqdm=engine.progress_bar(when))
+    responses = []
+    for output in outputs:  # one per prompt
+        responses += output.outputs
+    # Decode without the EOS token and other tokens that only control the chat.
+    for response, text in zip(responses, decode(llm.get_tokenizer(), responses)):
+        response.text = text
+    return responses
+
+
+class Conversation:
+    """The model's turns and the task's replies about a problem, as texts and token by token."""
+
+    def __init__(self, problem, row):
+        self.problem = problem
+        self.row = row  # among the G conversations about this problem
+        self.turns = []  # the texts of the model's turns
+        self.states = []  # the task's state at the beginning of each of them
+        self.lengths = []  # the number of tokens of each of them
+        self.replies = []  # the texts of the task's replies
+        self.ids = []  # all tokens after the prompt
+        self.is_own = []  # for each of them: True if the model wrote it
+        self.logp = []  # the sampler's log-probability of each; 0 in replies
+        self.finish_reason = None  # of the last turn; "length" if the conversation was cut off
+
+    @property
+    def text(self):
+        """The last turn, which most tasks score."""
+        return self.turns[-1]
+
+    @property
+    def token_ids(self):
+        """The tokens that the model wrote."""
+        return [token for token, own in zip(self.ids, self.is_own) if own]
+
+    def add_turn(self, response):
+        self.turns.append(response.text)
+        self.lengths.append(len(response.token_ids))
+        self.ids += response.token_ids
+        self.is_own += [True] * len(response.token_ids)
+        self.logp += response.logprobs.logprobs
+        self.finish_reason = response.finish_reason
+
+    def add_reply(self, text, ids):
+        self.replies.append(text)
+        self.ids += ids
+        self.is_own += [False] * len(ids)
+        self.logp += [0.0] * len(ids)
+
+    def to_go_on(self):
+        """What generate needs for the next turn. The prompt is all tokens so far, as they are."""
+        return {
+            "prompt_ids": self.problem["prompt_ids"] + self.ids,
+            "num_used": len(self.ids),
+            "id": f"{self.problem['id']}/{self.row}",  # each row has a seed of its own
+        }
+
+
+def converse(llm, task, problems, when, args, **sampling_params):
+    """n conversations about each problem, in order.
+
+    Processes do not wait for each other here, so their conversations may differ in length.
+    """
+    # Once for all turns: a turn finds the keys and values of those before it.
+    engine.empty_prefix_cache(llm)  # its keys and values come from older weights
+    sampling_params["logprobs"] = 0  # log-probabilities of the sampled tokens alone
+    sampling_params["flat_logprobs"] = True  # as a plain list of numbers, which is fast
+    turns = generate(llm, problems, when, args, **sampling_params)
+    n = sampling_params.pop("n")
+    conversations = [Conversation(problems[i // n], i % n) for i in range(len(turns))]
+    going_on = conversations
+    while going_on:
+        for conversation, turn in zip(going_on, turns):
+            conversation.states.append(state(task, conversation.turns, conversation.problem))
+            conversation.add_turn(turn)
+        going_on = [c for c in going_on if has_reply(c, task, llm.get_tokenizer(), args)]
+        if going_on:
+            asked = [conversation.to_go_on() for conversation in going_on]
+            occasion = f"{when}, turn {len(going_on[0].turns) + 1}"
+            turns = generate(llm, asked, occasion, args, **sampling_params)
+    return conversations
+
+
+def has_reply(conversation, task, tokenizer, args):
+    """Adds the task's reply to a conversation. False, and no reply, if the conversation is over."""
+    if conversation.finish_reason == "length":  # the last turn was cut off
+        return False
+    text = reply(task, conversation.turns, conversation.problem)
+    if text is None:
+        return False
+    ids = encode_reply(tokenizer, text, args.chat_template, args.template_options)
+    num_tokens = len(conversation.ids) + len(ids)
+    if len(conversation.turns) == args.max_turns or num_tokens >= args.max_response_tokens:
+        conversation.finish_reason = "length"
+        return False
+    conversation.add_reply(text, ids)
+    return True
+
+
+def sample(llm, task, problems, step, args):
+    """The current policy's conversations: as tensors (see to_batch), and as objects.
+
+    problems: the problem of each conversation to come, so that each problem is there G times in a
+    row.
+    """
+    conversations = converse(
+        llm,
+        task,
+        problems[:: args.responses_per_prompt],  # each problem once
+        step,
+        args,
+        n=args.responses_per_prompt,
+        temperature=args.temperature,
+    )
+    return to_batch(problems, conversations), conversations
+
+
+def to_batch(problems, conversations):
+    """Prompts and conversations as tensors, a row for each of the N conversations.
+
+    ids [N, T]: prompt, turns and replies, padded with zeros on the right. mask [N, T]: True on the
+    model's own tokens, end tokens included. sampler_logp [N, T]: the sampler's own
+    log-probabilities.
+    """
+    prompts = [problem["prompt_ids"] for problem in problems]
+    rows = list(zip(prompts, conversations))
+    longest = max(len(prompt) + len(conversation.ids) for prompt, conversation in rows)
+    ids = torch.zeros(len(rows), longest, dtype=torch.long)
+    mask = torch.zeros(len(rows), longest, dtype=torch.bool)
+    sampler_logp = torch.zeros(len(rows), longest)
+    for i, (prompt, conversation) in enumerate(rows):
+        begin = len(prompt)
+        end = begin + len(conversation.ids)
+        ids[i, :begin] = torch.tensor(prompt)
+        ids[i, begin:end] = torch.tensor(conversation.ids)
+        # A reply between two turns is a gap in the mask. Policy.forward takes the states before the
+        # True tokens alone, and the loss, the divisor and all metrics are sums over the mask.
+        mask[i, begin:end] = torch.tensor(conversation.is_own)
+        sampler_logp[i, begin:end] = torch.tensor(conversation.logp)
+    return {"ids": ids, "mask": mask, "sampler_logp": sampler_logp}
+
+
+def sync_weights(policy, llm, args):
+    """Copy the policy's weights to vLLM, one tensor at a time, in --dtype."""
+
+    def named_weights():
+        # remove_duplicate=False: if embedding and head share a tensor, send it under both names,
+        # because vLLM may hold two copies. full_tensor gathers a weight's shards, so all processes
+        # must go through the weights in the same order. With LoRA, each adapter is merged into its
+        # weight; without LoRA, the weights are sent unchanged.
+        for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
+            yield name, full_tensor(weight.to(getattr(torch, args.dtype)))
+
+    engine.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
+
+
+# --------------------------------------------------------------------------------------- advantages
+
+
+def compute_advantages(rewards, batch, args):
+    """Compute the advantage of every response token: the reward, normalised within its group.
+
+    rewards [N]: the G responses to a prompt are consecutive.
+    Returns [N, T], zero outside the batch's mask (response tokens). In a group of one response,
+    the mean is set to 0 and the standard deviation to 1, as in the library verl.
+    """
+    groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
+    mean, std = 0.0, 1.0
+    if args.responses_per_prompt > 1:
+        # Rewards that differ by at most 1e-6 of the largest count as equal: that is rounding.
+        groups = groups.where(~measure.all_equal(groups), groups[:, :1])
+        # Subtract the first reward: A stays the same, and equal rewards give exactly 0.
+        groups = groups - groups[:, :1]
+        mean = groups.mean(1, keepdim=True)  # [prompts, 1]
+        std = groups.std(1, keepdim=True)  # divides by G − 1
+    advantages = (groups - mean) / (std + 1e-6)
+    return advantages.reshape(-1, 1) * batch["mask"]  # [N, T]
+
+
+def turn_advantages(conversations, scores, batch, args):
+    """Compute A_turn of every token: its turn's return, normalised over turns with an equal state.
+
+    scores: of the conversations; rewards.turn_rewards reads each turn's reward from them.
+    Returns [N, T], zero outside the batch's mask, and per turn whether another one has its state.
+    """
+    turns = []  # (state, return) of every turn, in order
+    for conversation, found in zip(conversations, scores):
+        returns = discounted_returns(turn_rewards(found, len(conversation.turns)), args.gamma)
+        group = conversation.problem["id"] if args.anchors == "group" else None
+        turns += [((group, one), value) for one, value in zip(conversation.states, returns)]
+    of_state = {}  # state: the returns of all turns that begin in it, in all processes
+    for one, value in gather(turns):
+        of_state.setdefault(one, []).append(value)
+    advantages = []
+    for one, value in turns:
+        # Subtract the first return: A stays the same, and equal returns give exactly 0.
+        returns = torch.tensor(of_state[one], dtype=torch.float64) - of_state[one][0]
+        # A turn alone in its state has A_turn 0: there is no other to compare it with.
+        std = returns.std() + 1e-6 if args.turn_std and len(returns) > 1 else 1.0
+        advantages.append((value - of_state[one][0] - returns.mean()) / std)
+    lengths = torch.tensor([length for one in conversations for length in one.lengths])
+    of_tokens = torch.tensor(advantages).float().repeat_interleave(lengths)  # in the mask's order
+    return to_rows(of_tokens, batch["mask"]), [len(of_state[one]) > 1 for one, _ in turns]
+
+
+def discounted_returns(rewards, gamma):
+    """Compute the return of each turn: its reward plus γ times the return of the next turn."""
+    returns = [0.0]
+    for reward in reversed(rewards):
+        returns.insert(0, reward + gamma * returns[0])
+    return returns[:-1]
+
+
+# --------------------------------------------------------------------------------------------- loss
+
+
+def policy_loss(logp, batch, divisor, args):
+    """Compute one micro-batch's part of −J and the number of its clipped tokens.
+
+    logp [N, T] carries the gradient; the batch's old_logp, ref_logp, advantages and mask are [N, T]
+    too. divisor: Σ|o_i| of J, the response tokens of the whole mini-batch on all processes, so that
+    the losses of its micro-batches add up to −J.
+    """
+    advantages = batch["advantages"]
+    mask = batch["mask"]
+    low = 1 - args.clip_low
+    high = 1 + args.clip_high
+    # The clamp changes only log-ratios beyond ±20, so that exp does not overflow.
+    ratio = (logp - batch["old_logp"]).clamp(-20, 20).exp()  # ρ
+    surrogate = torch.min(ratio * advantages, ratio.clamp(low, high) * advantages)
+    # Count the clipped tokens: min gives their surrogate no gradient, since they have moved far
+    # enough in the direction of A.
+    too_high = (advantages > 0) & (ratio > high)
+    too_low = (advantages < 0) & (ratio < low)
+    clipped = (too_high | too_low) & mask
+    loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
+    return loss[mask].sum() / divisor, clipped.sum()
+
+
+def k3(logp, ref_logp):
+    """Compute the KL term of each token, exp(ref − logp) − (ref − logp) − 1, in nats.
+
+    Over samples from π, its mean is KL(π ‖ π_ref). Its mean gradient, with the samples held fixed,
+    is ∇KL(π_ref ‖ π): see grpo_kl.py.
+    """
+    difference = (ref_logp - logp).clamp(-20, 20)
+    return difference.exp() - difference - 1
+
+
+# ------------------------------------------------------------------------------------------- update
+
+
+def minibatches(batch, count):
+    """Yield `count` equal parts of the batch, in order. No group is split."""
+    size = len(batch["ids"]) // count
+    for first in range(0, count * size, size):
+        yield {name: value[first : first + size] for name, value in batch.items()}
+
+
+def update(policy, optimizer, batch, step, args):
+    """Make all optimizer updates of a step, one per mini-batch.
+
+    Returns clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (without overflows).
+    """
+    num_clipped = 0
+    grad_norms = []  # one per update
+    for minibatch in minibatches(batch, args.updates_per_step):
+        minibatch = balance(minibatch, args)  # equal work for all processes
+        divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
+        clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
+        num_clipped += clipped
+        grad_norms.append(grad_norm)
+    return {
+        "clip_rate": measure.token_rate(num_clipped, batch["mask"]),
+        **measure.of_updates(grad_norms, args),  # grad_norm, optimizer_steps, overflows (float16)
+    }
+
+
+def update_once(policy, optimizer, minibatch, divisor, step, args):
+    """Make one optimizer update. Returns the number of clipped tokens and the gradient norm.
+
+    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    """
+    scaler = float16.scaler(optimizer, args)  # the run's GradScaler; idle unless dtype is float16
+    minibatch_loss = 0.0
+    num_clipped = 0
+    # If β is 0, tokens with A = 0 have no gradient, so here micro_batches drops them from the mask;
+    # the divisor still counts them. If no token is left, one pass still runs, so that AdamW gets
+    # gradients of 0.
+    for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
+        logp, _ = policy(micro["ids"], micro["mask"], args.temperature)
+        loss, clipped = policy_loss(logp, micro, divisor, args)
+        # FSDP2 averages gradients over the processes; WORLD_SIZE turns the mean into the sum.
+        scaler.scale(loss * WORLD_SIZE).backward()
+        minibatch_loss += loss.detach().double()  # .item() would wait for the GPU
+        num_clipped += clipped
+    scaler.unscale_(optimizer)
+    grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
+    grad_norm = full_tensor(grad_norm).item()  # under FSDP2 it is a DTensor: gather it
+    # Before the weights change, exit if the loss or (except in float16) the norm is not finite.
+    records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
+    scaler.step(optimizer)  # skipped if a gradient overflowed in float16
+    optimizer.zero_grad()
+    return num_clipped, grad_norm
+
+
+# --------------------------------------------------------------------------------------- evaluation
+
+
+@records.task_may_fail
+def evaluate(llm, task, problems, step, run, args):
+    """Measure accuracy on the test problems, and save some of the responses.
+
+    Returns the accuracy of each category of problems and the mean over categories. With several
+    responses (--eval_samples), also pass@k: the chance that one of k is right (arXiv 2107.03374).
+    """
+    mine = own_part(problems)  # this process's problems; no other process has them
+    k = args.eval_samples
+    responses = converse(llm, task, mine, "test", args, n=k, temperature=args.eval_temperature)
+    asked = []  # one problem per response
+    for problem in mine:
+        asked += [problem] * k
+    scores = score(task, responses, asked)  # keys: reward, correct, format (see main)
+    run.write_tests(step, mine, responses[::k], scores[::k])  # the first response per problem
+    accuracy = measure.accuracy_by_category("eval/accuracy", asked, scores)  # over all processes
+    pass_at_k = measure.pass_at_each_k("eval/pass", asked, scores, k)  # {} if k is 1
+    return {"eval/accuracy": fmean(accuracy.values()), **accuracy, **pass_at_k}
+
+
+# --------------------------------------------------------------------------------------------- main
+
+
+def main():
+    # Read flags, tokenizer and problems, and print the header. Exits here with --dry_run, and on
+    # errors that flags.check could not see, such as a missing file.
+    args, run, tokenizer, task, train, test = start.begin(Args, TASKS)
+
+    llm = load_sampler(args)
+    policy = load_policy(args, trained=True)
+    reference = None
+    if args.kl_coef > 0 and args.lora_rank > 0:
+        reference = lora.without_adapters(policy)  # the policy with its adapters off
+    elif args.kl_coef > 0:
+        reference = load_policy(args, trained=False)
+    optimizer = torch.optim.AdamW(
+        policy.parameters(), lr=args.lr, weight_decay=args.weight_decay, fused=True
+    )
+    # Steps done and training problems used so far: 0, 0 unless the run is resumed.
+    step, num_used = checkpoints.load(policy, optimizer, args.resume)
+    # End the run if policy, transformers and vLLM compute different models.
+    same_model.check(policy, llm, sync_weights, train[0], args)
+    sync_weights(policy, llm, args)  # after a resume, vLLM still has the initial weights
+    run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
+    if step == 0:
+        run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
+
+    saved = step
+    while step < args.steps and not run.interrupted():
+        # If the task fails in this step, the run ends with a checkpoint of the steps before.
+        run.begin_step(policy, optimizer, tokenizer, step, num_used, args)
+        step += 1
+        clock = Clock()  # times each phase
+
+        # Sample a group of responses to each prompt.
+        # Take this process's problems, each repeated G times in a row. Every epoch is shuffled
+        # anew; leftover problems that do not fill a step are dropped.
+        problems, num_used = next_problems(train, num_used, args)
+        batch, responses = sample(llm, task, problems, step, args)
+        clock.lap("sample")
+        engine.sleep(llm)  # frees GPU memory for training; sync_weights wakes it up
+
+        # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
+        # the answer right?) and format (are the required tags there?).
+        scores = score(task, responses, problems)
+        rewards = torch.tensor([s["reward"] for s in scores])  # [N]
+        clock.lap("score")
+
+        # Compute advantages, and log-probabilities from before the update.
+        batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
+        if reference:
+            batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
+        else:
+            batch["ref_logp"] = batch["old_logp"]  # a placeholder: β is 0
+        of_episodes = compute_advantages(rewards, batch, args)  # [N, T]
+        of_turns, shared = turn_advantages(responses, scores, batch, args)  # [N, T], per turn
+        batch["advantages"] = args.episode_weight * of_episodes + args.omega * of_turns
+        clock.lap("logprob")
+
+        # Update the policy, and copy the new weights to vLLM.
+        weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
+        updated = update(policy, optimizer, batch, step, args)  # metrics
+        run.write_tokens(step, policy, batch, tokenizer)  # a few responses' log π, before and after
+        clock.lap("train")
+        sync_weights(policy, llm, args)
+        timings = clock.end("sync")  # seconds per phase, peak memory
+
+        # Log, evaluate, save.
+        kl = k3(batch["old_logp"], batch["ref_logp"])  # [N, T]
+        gap = (batch["old_logp"] - batch["sampler_logp"]).abs()  # [N, T]
+        metrics = {
+            "step": step,
+            **measure.of_responses(responses, problems, scores, args),  # reward, accuracy, lengths
+            **measure.of_turns(responses),  # turns, tool_rate
+            "shared_states": measure.mean_of_all(shared),  # fraction of turns
+            # Means over the response tokens of all processes:
+            "entropy": measure.token_mean(batch["entropy"], batch["mask"]),
+            "sampler_gap": measure.token_mean(gap, batch["mask"]),
+            "kl": measure.token_mean(kl, batch["mask"]) if reference else None,
+            **updated,
+            "weights_changed": measure.share_changed(weights_before, policy, args.dtype),
+            **timings,
+        }
+        if step == args.steps or (step % args.eval_every == 0 and not run.interrupted()):
+            metrics.update(evaluate(llm, task, test, step, run, args))
+        run.write(metrics)  # to metrics.jsonl, TensorBoard and, in one line, the terminal
+        run.write_samples(step, problems, responses, scores)  # saves a few of them
+        if step % args.save_every == 0:
+            # Even if the run is killed here, the last complete checkpoint stays intact.
+            checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)
+            saved = step
+
+    if saved < step:  # after the last step, or an interruption
+        checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)
+    run.close(step)  # plots the curves; prints how the run ended and how to resume it
+    del llm  # must come first: processes.end closes vLLM's process group
+    processes.end()
+
+
+if __name__ == "__main__":
+    main()
