@@ -116,7 +116,7 @@ def load_task(args, encode):
     if loads:
         own.check(args.task, task, train, loads, args.score_timeout)
     if args.task != "guess":  # it trains and tests on the same fifteen numbers
-        key = getattr(task, "puzzle_of", identity if loads else question)
+        key = getattr(task, "puzzle_of", question if args.task in ("math", "hitab") else identity)
         train = without(train, test, key, keep_if_all=True)
     return task, train, test
 
@@ -253,17 +253,14 @@ def reply(task, turns, problem):
 def state(task, turns, problem):
     """Return what the model's next turn begins with, after these turns: equal states are compared by gigpo.py.
 
-    A task without state() has the problem and all turns so far as its state. If state() fails, or returns something
-    that can't be a key of a dictionary, such as a list, score raises the TaskError, because all processes meet there.
+    A task without state() has the problem and all turns so far as its state. So has one whose state() fails, or gives
+    something that can't be a key of a dictionary, such as a list; score then raises its TaskError.
     """
-    if not hasattr(task, "state"):
-        return (problem["id"], *turns)
-    from rewards import own
-
-    try:
-        found = task.state(list(turns), copy.deepcopy(problem))
-        hash(found)
-    except (Exception, SystemExit) as error:
-        task.failed = own.failure(task.__file__, "state", turns, error)
-        return None
-    return found
+    if hasattr(task, "state"):
+        try:
+            found = task.state(list(turns), copy.deepcopy(problem))
+            hash(found)
+            return found
+        except BaseException as error:
+            task.failed = f"{task.__file__}: state() fails after {turns!r:.60}: {type(error).__name__}: {error}"
+    return (problem["id"], *turns)

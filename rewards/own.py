@@ -85,8 +85,6 @@ def load(name, task, source, split, size, seed):
     for i, problem in enumerate(problems):
         where = f"{name}: problem {i} of load()"
         checked = as_model(Problem, problem, where)
-        for text in [checked.prefix, *(message.content for message in checked.messages)]:
-            check_text(text, where)
         check_json(checked.answer, f"{where}: its answer")
         complete.append({**problem, **checked.model_dump()})
     return complete
@@ -107,7 +105,7 @@ def check(name, task, problems, loads, seconds):
         for turns in ([], [""]):
             try:
                 hash(task.state(turns, problems[0]))
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
                 raise ValueError(f"{name}: state() must give a key; after {turns}: {said(error)}") from error
     answers = [problem["answer"] for problem in problems[:2] * 2][:2]
     if TIMED_OUT in scores(task, [[""], [""]], answers):
@@ -184,7 +182,9 @@ def check_scores(task, scores, responses):
             check_json(score, what)
             for part, value in score.get("parts", {}).items():
                 if isinstance(value, list) and len(value) != len(response):
-                    raise ValueError(f"{what}: its part {part!r} has {len(value)} numbers for {len(response)} turns")
+                    raise ValueError(
+                        f"{name}: part {part!r} of a score has {len(value)} numbers for {len(response)} turns"
+                    )
         except ValueError as error:
             raise TaskError(str(error)) from error
 

@@ -40,7 +40,7 @@ def all_of(folder):
     But not torch's random state, which no step reads.
     """
     rows = [timeless(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()[:4]]
-    rows += [test for test in tests_of(folder) if test["step"] <= 3]
+    rows += [test for test in evaluated(folder) if test["step"] <= 3]
     saved = folder / "checkpoints/step_000003"
     rows.append(json.loads((saved / "trainer_state.json").read_text())["n_used"])
     files = sorted(saved.rglob("*.safetensors"))
@@ -50,7 +50,7 @@ def all_of(folder):
     return rows, numbers
 
 
-def tests_of(folder, step=None):
+def evaluated(folder, step=None):
     """The responses to test problems, of all steps or one."""
     rows = [json.loads(line) for line in (folder / "test_samples.jsonl").read_text().splitlines()]
     return [row for row in rows if step in (None, row["step"])]
@@ -72,8 +72,8 @@ def test_the_sampler_has_the_weights_of_so_many_steps_ago(in_turns):
     assert same == [True, True, False]
     assert one[0]["sampler_gap"] < 1e-4 < min(row["sampler_gap"] for row in one[1:])
     # After two steps the lags have the same weights, and different older ones.
-    assert tests_of(in_turns[1], 2) == tests_of(in_turns[2], 2)
-    texts = [[row["response"] for row in tests_of(in_turns[1], step)] for step in (0, 1, 2)]
+    assert evaluated(in_turns[1], 2) == evaluated(in_turns[2], 2)
+    texts = [[row["response"] for row in evaluated(in_turns[1], step)] for step in (0, 1, 2)]
     assert texts[0] != texts[1] != texts[2] != texts[0]
     saved = in_turns[2] / "checkpoints"
     versions = checkpoints.load_versions(str(saved / "step_000003"))

@@ -165,7 +165,7 @@ def test_rewards_per_turn_add_up_to_the_reward_and_parts_are_logged_as_sums():
     assert measure.parts_of_rewards([found]) == {"reward/a": 1.5, "reward/b": 2.0}
     assert turn_rewards({"reward": 3.0}, 3) == [0.0, 0.0, 3.0]
     response.turns = ["x"]
-    with pytest.raises(TaskError, match="its part 'a' has 2 numbers for 1 turns"):
+    with pytest.raises(TaskError, match="part 'a' of a score has 2 numbers for 1 turns"):
         score(task, [response], [{"answer": 0}])
 
 
@@ -173,9 +173,9 @@ def test_a_task_without_states_has_its_problem_and_turns_and_one_that_is_no_key_
     task = SimpleNamespace(__file__="listed.py")
     assert state(task, ["a"], {"id": 3}) == (3, "a") != state(task, ["a"], {"id": 4})
     task.state = lambda turns, problem: [1, 2]
-    assert state(task, [], {"id": 3}) is None
+    assert state(task, [], {"id": 3}) == (3,)
     with pytest.raises(
-        TaskError, match=r"^listed.py: state\(\) fails on '': TypeError: unhashable"
+        TaskError, match=r"^listed.py: state\(\) fails after \[\]: TypeError"
     ):  # for all processes
         score(task, [], [])
     path = tmp_path / "listed.py"

@@ -295,7 +295,7 @@ def test_the_reward_of_a_game():
         (["8", ""], 3, 0.0, 0.5 * 1 / 5),
     ):
         found = guess.score_conversation(turns, number)
-        assert parts_of(found) == pytest.approx([won, sense]) and found["correct"] == (won > 0)
+        assert parts_of(guess, [None], [found])[0] == pytest.approx([won, sense]) and found["correct"] == (won > 0)
         assert found["reward"] == pytest.approx(won + sense)
         assert scores_of(guess, [turns], [number]) == [found]
 
@@ -401,5 +401,5 @@ def test_a_reply_that_is_none_is_refused_before_anything_loads(code, message, tm
     path.write_text(TALK + code + "\n")
     task = own.read_file(str(path))
     with pytest.raises(ValueError, match=message):
-        own.load(str(path), task, None, "test", 4, 0)
+        own.check(str(path), task, own.load(str(path), task, None, "test", 4, 0), [(None, "test", 4, 0)], 60.0)
     sys.modules.pop(task.__name__)

@@ -167,7 +167,7 @@ NOT_TASKS = [
         r"problem 6 of load\(\): its answer can't be kept as JSON",
     ),
     (LOAD.replace("asked + [n]", "float('nan')") + SCORE, "can't be kept as JSON"),
-    (LOAD.replace("Count to {n}", "Count to {n}\\ud800") + SCORE, r"problem 0 of load\(\): a text holds '.ud800'"),
+    (LOAD.replace("Count to {n}", "Count to {n}\\ud800") + SCORE, "train problem 1: .*a text holds '.ud800'"),
     (LOAD + SCORE.replace("True}", "True, 'at': {1}}"), "can't be kept as JSON: Object of type set"),
     (
         LOAD + SCORE + "def score_all(responses, answers):\n    return [score('', 1)]\n",
