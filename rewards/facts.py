@@ -125,7 +125,7 @@ def score_conversation(turns, answer):
     right_tool, needless, errors = [], [], []
     still_needed = list(answer["needs"])
     for call in calls_of(turns):
-        is_needed = call in still_needed[:1] or (call != "calculator" and call in still_needed)  # the sum comes last
+        is_needed = call in still_needed and (call != "calculator" or len(still_needed) == 1)  # the sum comes last
         if is_needed:
             still_needed.remove(call)
         right_tool.append(PAYS["right_tool"] / len(answer["needs"]) if is_needed else 0.0)
