@@ -361,7 +361,7 @@ def test_the_reward_of_a_conversation_with_two_tools_by_hand():
         (right, [third, third, third, 1.0], True),
         (["search(chair)", "search(chair)", "They cost 227"], [third, -0.1, 1.0], True),  # a guess, or by heart
         (["search(moon)", "calculator(1)", "search(rug)", "None."], [-0.1, -0.1, -0.1, 0.0], False),
-        (["search(lamp)", "calculator(0 + 227)"], [third, third], False),  # a call is no answer
+        (["search(lamp)", "calculator(0 + 227)"], [third, -0.1], False),  # one price is missing; a call is no answer
         ([""], [0.0], False),
     ):
         found = facts.score_conversation(turns, answer)
