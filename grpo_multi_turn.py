@@ -332,7 +332,7 @@ class Conversation:
         }
 
 
-def converse(llm, task, problems, n, when, args, **sampling_params):
+def converse(llm, task, problems, when, args, n, **sampling_params):
     """n conversations about each problem, in order.
 
     Processes do not wait for each other here, so their conversations may differ in length.
@@ -392,9 +392,9 @@ def sample(llm, task, problems, step, args):
         llm,
         task,
         problems[:: args.responses_per_prompt],  # each problem once
-        args.responses_per_prompt,
         step,
         args,
+        n=args.responses_per_prompt,
         temperature=args.temperature,
     )
     return to_batch(problems, conversations), conversations
@@ -567,7 +567,7 @@ def evaluate(llm, task, problems, step, run, args):
     """
     mine = own_part(problems)  # this process's problems; no other process has them
     k = args.eval_samples
-    responses = converse(llm, task, mine, k, "test", args, temperature=args.eval_temperature)
+    responses = converse(llm, task, mine, "test", args, n=k, temperature=args.eval_temperature)
     asked = []  # one problem per response
     for problem in mine:
         asked += [problem] * k

@@ -8,6 +8,7 @@ an error, and training goes on.
 import copy
 import inspect
 import json
+import logging
 import queue
 import re
 import threading
@@ -57,8 +58,14 @@ def set_up(task, tokenizer, args):
         known = ", ".join(sorted(ToolParserManager.list_registered()))
         raise ValueError(f"--tool_parser {name}: {error}; vLLM has {known}") from error
 
+    # A call that can't be read is the model's answer; vLLM would print a traceback for each.
+    logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
+
     def calls_in(turn):
-        calls = parser.extract_tool_calls(turn, request).tool_calls
+        try:
+            calls = parser.extract_tool_calls(turn, request).tool_calls
+        except Exception:
+            return []
         return [(call.function.name, call.function.arguments) for call in calls]
 
     task.parser = name, calls_in
