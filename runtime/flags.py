@@ -135,7 +135,10 @@ def layers(argv, args_class, tasks):
     said = given(argv)  # --task, --model, --resume … from the command line
     resumed = of_resumed_run(argv, args_class)
     task = said.get("task", resumed.get("task", args_class.task))
-    found = [(f"task {task}", tasks.get(task, {}))]
+    of_task = tasks.get(task, {})
+    if "max_turns" in args_class.__dataclass_fields__ and hasattr(find_task(task), "TURNS"):
+        of_task = {**of_task, "max_turns": find_task(task).TURNS}
+    found = [(f"task {task}", of_task)]
     if resumed:
         return [*found, ("the resumed run", resumed)]
     model = said.get("model")
