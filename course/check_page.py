@@ -1,4 +1,4 @@
-"""Compare your own page, a changed copy of nano_grpo.py, with a script: all weights after the same training step.
+"""Compare your own page, a changed copy of nano_grpo.py, with a script: gradients and weights of the same step.
 
     cp nano_grpo.py my_page.py                        then make it another algorithm
     python -m course.check_page my_page.py dr_grpo    compare it with dr_grpo.py
@@ -8,6 +8,7 @@ rewards, and makes its own updates. Keep the names of the page's variables: the 
 advantages and policy. The exit code is 0 if the page passes, and 1 otherwise.
 """
 
+import contextlib
 import dataclasses
 import importlib
 import re
@@ -30,18 +31,35 @@ SETTINGS = {  # the page's, as the scripts call them
 ENOUGH = 1e-6  # mean difference of a weight; where a gradient is near 0, rounding decides AdamW's direction
 
 
+@contextlib.contextmanager
+def gradient_norms():
+    """Yield a list that gets the norm of each gradient: AdamW's steps do not show a common factor in the loss."""
+    norms, clip = [], torch.nn.utils.clip_grad_norm_
+
+    def recorded(*arguments, **options):
+        norms.append(float(clip(*arguments, **options)))
+        return torch.tensor(norms[-1])
+
+    torch.nn.utils.clip_grad_norm_ = recorded
+    try:
+        yield norms
+    finally:
+        torch.nn.utils.clip_grad_norm_ = clip
+
+
 def step_of(page):
-    """Return the page's variables after a small step. page: its path."""
+    """Return the page's variables after a small step, and the norms of its gradients as `norms`. page: its path."""
     text = Path(page).read_text(encoding="utf-8")
     for name, value in SMALL.items():
         text = re.sub(rf"^{name} = [^#\n]*", f"{name} = {value}  ", text, flags=re.MULTILINE)
     variables = {"__name__": "page"}
-    exec(compile(text, str(page), "exec"), variables)
-    return variables
+    with gradient_norms() as norms:
+        exec(compile(text, str(page), "exec"), variables)
+    return variables | {"norms": norms}
 
 
 def step_of_script(name, page):
-    """Return (advantages [N, T], policy) of a script's step. page: the variables with the responses and rewards."""
+    """Return a script's step: advantages [N, T], policy, norms. page: the variables with the responses and rewards."""
     script = importlib.import_module(name)
     fields = {field.name for field in dataclasses.fields(script.Args)}
     args = script.Args(**{name: value for name, value in SETTINGS.items() if name in fields})
@@ -52,27 +70,30 @@ def step_of_script(name, page):
         batch["ref_logp"] = batch["old_logp"]  # in the first step, the reference has the same weights
     batch["advantages"] = script.compute_advantages(page["rewards"].cpu(), batch, args)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=args.lr, weight_decay=args.weight_decay, fused=True)
-    script.update(policy, optimizer, batch, 1, args)
-    return batch["advantages"], policy
+    with gradient_norms() as norms:
+        script.update(policy, optimizer, batch, 1, args)
+    return {"advantages": batch["advantages"], "policy": policy, "norms": norms}
 
 
-def apart(policy, other):
-    """Return the mean difference of two models' weights."""
-    pairs = zip(policy.parameters(), other.parameters())
-    return torch.cat([(a.detach().cpu() - b.detach().cpu()).abs().flatten() for a, b in pairs]).mean().item()
+def same(page, script):
+    """Return whether two steps have the same gradients, by their norms, and lead to the same weights."""
+    pairs = zip(page["policy"].parameters(), script["policy"].parameters())
+    apart = torch.cat([(a.detach().cpu() - b.detach().cpu()).abs().flatten() for a, b in pairs])
+    norms = torch.tensor(page["norms"]), torch.tensor(script["norms"])
+    return len(norms[0]) == len(norms[1]) and torch.allclose(*norms, rtol=1e-3) and apart.mean() < ENOUGH
 
 
 def verdict(page, name):
     """Return what is wrong with a page, compared with a script, or ""."""
     page = step_of(page)
-    advantages, policy = step_of_script(name, page)
-    if apart(page["policy"], policy) < ENOUGH:
+    script = step_of_script(name, page)
+    if same(page, script):
         return ""
-    if name != "grpo" and apart(page["policy"], step_of_script("grpo", page)[1]) < ENOUGH:
+    if name != "grpo" and same(page, step_of_script("grpo", page)):
         return "the page still computes what grpo.py computes"
-    if not torch.allclose(page["advantages"].cpu() * page["mask"].cpu(), advantages, atol=1e-4):
+    if not torch.allclose(page["advantages"].cpu() * page["mask"].cpu(), script["advantages"], atol=1e-4):
         return f"advantages differ from those of {name}.py"
-    return f"advantages are right, but the weights after a step differ from those of {name}.py: look at the loss"
+    return f"advantages are right, but the updates differ from those of {name}.py: look at the loss and its divisor"
 
 
 def main(

@@ -197,8 +197,9 @@ def scores_of(task, conversations, answers, more=None):
     if hasattr(task, "scores_one_by_one"):  # a user's own file
         return with_ended(own.scores(task, conversations, answers, more or [{}] * len(answers)))
     if hasattr(task, "score_conversation"):
-        return [task.score_conversation(turns, answer) for turns, answer in zip(conversations, answers)]
-    found = task.score_all([turns[-1] for turns in conversations], answers)
+        found = [task.score_conversation(turns, answer) for turns, answer in zip(conversations, answers)]
+    else:
+        found = task.score_all([turns[-1] for turns in conversations], answers)
     own.check_scores(task, found, conversations)
     return found
 

@@ -260,7 +260,7 @@ def failure(file, name, text, error):
     """Say in one line what a task's function raised, where in the file, and for which turn."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     where = f" in line {lines[-1]}" if lines else ""
-    turn = text[-1] if isinstance(text, list) and text else text
+    turn = (text or [""])[-1] if isinstance(text, list) else text
     return " ".join(f"{file}: {name}() fails{where} on {str(turn)[:60]!r}: {said(error)}".split())
 
 

@@ -17,12 +17,12 @@ TRIED = """arcee bitnet cwm ernie4_5 exaone4 gemma gemma2 gemma3_text gemma4_tex
     seed_oss smollm3 stablelm starcoder2""".split()
 REFUSED = {
     "apertus": "vLLM's build for CPUs computes it wrongly",
-    "cohere2": "TODO",
-    "falcon_h1": "TODO",
+    "cohere2": "passes.logits does not know its logit_scale",
+    "falcon_h1": "passes.logits does not know its lm_head_multiplier",
     "gpt2": "its layers are not in .model.layers",
     "gpt_oss": "its experts' weights are in MXFP4, 4 bits each, which can't be trained",
     "lfm2": "vLLM's build for CPUs computes it wrongly",
-    "nemotron_h": "TODO",
+    "nemotron_h": "vLLM's build for CPUs computes it wrongly",
     "olmo_hybrid": "vLLM can't start it on a CPU",
 }
 # Names of the language model's weights in folders with images, old and new, and its own names.
@@ -65,8 +65,13 @@ def language_config(config):
 
 def is_recurrent(config):
     """Return whether some layers keep a state (Mamba, convolutions) instead of keys and values."""
+    return any(recurrent_layers(config))
+
+
+def recurrent_layers(config):
+    """Return for each layer with a cache of its own whether it keeps a state."""
     layers = DynamicCache(config=config).layers
-    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
+    return [isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers]
 
 
 def num_experts(config):
@@ -84,6 +89,9 @@ def check(flag, name, config, model, lora_rank=0):
         raise ValueError(f"{flag} {name} is a {kind}, whose layers are not in .model.layers")
     if not isinstance(getattr(model, "lm_head", None), nn.Linear):
         raise ValueError(f"{flag} {name} is a {kind}, whose head is not a linear .lm_head")
+    for needed in ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size"):
+        if not hasattr(config, needed):
+            raise ValueError(f"{flag} {name} is a {kind}, whose config.json has no {needed}")
     if lora_rank and num_experts(config):
         raise ValueError(
             f"--lora_rank {lora_rank}: {name} has experts, which LoRA can't train here: leave out "

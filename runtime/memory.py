@@ -128,7 +128,9 @@ def usable_shapes(flag, name, config, context, lora_rank=0):
 def key_value_bytes(config, width):
     """Return the bytes that the key-value cache needs per token. width: bytes per number."""
     numbers = 0
-    for layer in layers_of(config):
+    for layer, keeps_state in zip(layers_of(config), families.recurrent_layers(config)):
+        if keeps_state:
+            continue
         heads = getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads
         numbers += 2 * heads * head_width(layer)
     return width * numbers
@@ -146,16 +148,18 @@ def head_width(config):
 
 def feed_forward_width(config):
     """Return the width of a layer's feed-forward parts that one token goes through."""
+    dense = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
     if not families.num_experts(config):
-        return config.intermediate_size
-    of_expert = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+        return dense
+    of_expert = getattr(config, "moe_intermediate_size", None) or dense
     shared = getattr(config, "shared_expert_intermediate_size", None) or 0
     return config.num_experts_per_tok * of_expert + shared
 
 
 def is_guess(config):
-    """Return whether the estimate was not measured for such a model: recurrent, or with experts."""
-    return families.is_recurrent(config) or families.num_experts(config) > 0
+    """Return whether the estimate was not measured for such a model."""
+    is_tried = config.model_type in families.TRIED
+    return not is_tried or families.is_recurrent(config) or families.num_experts(config) > 0
 
 
 def adapter_size(model, rank):

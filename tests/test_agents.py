@@ -54,8 +54,9 @@ MISTRAL = """{{ bos_token }}{%- for m in messages %}{%- if m.role == "user" %}
 {{- "[INST] " + m.content + "[/INST]" }}
 {%- elif m.role == "tool" %}{% if m.tool_call_id | length != 9 %}{{ raise_exception("ids have length 9") }}{% endif %}
 {{- "" }}[TOOL_RESULTS] {"content": {{ m.content }}, "call_id": "{{ m.tool_call_id }}"}[/TOOL_RESULTS]
-{%- elif m.tool_calls %}[TOOL_CALLS] [{% for call in m.tool_calls %}{"name": "{{ call.function.name }}", "arguments": {#
-#}{{ call.function.arguments | tojson }}, "id": "{{ call.id }}"}{% if not loop.last %}, {% endif %}{% endfor %}]{{ eos_token }}
+{%- elif m.tool_calls %}[TOOL_CALLS] [{% for call in m.tool_calls %}{"name": "{{ call.function.name }}", {#
+#}"arguments": {{ call.function.arguments | tojson }}, "id": "{{ call.id }}"}{{ ", " if not loop.last }}{% endfor %}]
+{{- eos_token }}
 {%- else %} {{ m.content }}{{ eos_token }}{%- endif %}{%- endfor %}"""
 FAMILIES = {
     "Qwen2.5": ("hermes", CHATML_TOOLS.replace("THINKS", "false"), 2),

@@ -40,7 +40,7 @@ def all_of(folder):
     But not torch's random state, which no step reads.
     """
     rows = [timeless(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()[:4]]
-    rows += [test for test in tests_of(folder) if test["step"] <= 3]
+    rows += [test for test in evaluated(folder) if test["step"] <= 3]
     saved = folder / "checkpoints/step_000003"
     rows.append(json.loads((saved / "trainer_state.json").read_text())["n_used"])
     files = sorted(saved.rglob("*.safetensors"))
@@ -50,7 +50,7 @@ def all_of(folder):
     return rows, numbers
 
 
-def tests_of(folder, step=None):
+def evaluated(folder, step=None):
     """The responses to test problems, of all steps or one."""
     rows = [json.loads(line) for line in (folder / "test_samples.jsonl").read_text().splitlines()]
     return [row for row in rows if step in (None, row["step"])]
@@ -72,8 +72,8 @@ def test_the_sampler_has_the_weights_of_so_many_steps_ago(in_turns):
     assert same == [True, True, False]
     assert one[0]["sampler_gap"] < 1e-4 < min(row["sampler_gap"] for row in one[1:])
     # After two steps the lags have the same weights, and different older ones.
-    assert tests_of(in_turns[1], 2) == tests_of(in_turns[2], 2)
-    texts = [[row["response"] for row in tests_of(in_turns[1], step)] for step in (0, 1, 2)]
+    assert evaluated(in_turns[1], 2) == evaluated(in_turns[2], 2)
+    texts = [[row["response"] for row in evaluated(in_turns[1], step)] for step in (0, 1, 2)]
     assert texts[0] != texts[1] != texts[2] != texts[0]
     saved = in_turns[2] / "checkpoints"
     versions = checkpoints.load_versions(str(saved / "step_000003"))
@@ -166,6 +166,33 @@ def test_shared_memory_that_is_too_small_is_refused(monkeypatch):
         with refused(says):
             checks.check_model(args, 1024)
     checks.check_model(grpo_stale.Args(model=str(KK_TINY), dtype="float32", max_response_tokens=256), 1024)
+
+
+def answers(args, next_request, answer):
+    """A sampler whose answers are 1 MiB large. Each says how long the one before took to be sent."""
+    seconds = 0.0
+    while True:
+        (when,) = next_request()
+        began = time.perf_counter()
+        answer(when, (seconds, bytes(2**20)))
+        seconds = time.perf_counter() - began
+
+
+def test_answers_do_not_wait_for_the_trainer():
+    """A pipe holds 256 KiB. The trainer asks for four steps and is busy for a second, and the sampler goes on."""
+    sampler = SamplerProcess(answers, SimpleNamespace(model="models/kk_tiny", sampler_gpus=""))
+    sampler.request(0)
+    assert sampler.receive(0)[0] == 0
+    for step in range(1, 5):
+        sampler.request(step)
+    time.sleep(1)
+    assert all(sampler.receive(step)[0] < 0.5 for step in range(1, 5))
+    sampler.process.kill()
+    assert sampler.receive(5) is None and sampler.receive(6) is None
+    assert sampler.how_it_ended() == "ended with exit code -9"
+    began = time.perf_counter()
+    sampler.end()
+    assert time.perf_counter() - began < 5
 
 
 @pytest.mark.slow

@@ -55,6 +55,7 @@ def test_a_resumed_run_that_differs():
         ("sys.version_info", "Python", (3, 10, 1), "3.10: make install PYTHON=python3.13"),
         ("sys.version_info", "Python", (3, 15, 0), "vLLM needs Python 3.11 to 3.14, and"),
         ("can_load", "libnuma", False, "vLLM needs libnuma: apt install libnuma1"),
+        ("os.access", "shared memory", False, "mount -t tmpfs"),
         ("find_spec", "venv", None, "apt install python3-venv"),
     ],
 )

@@ -619,7 +619,7 @@ FILES_OF_TWO = {"data": "long.jsonl", "test_data": "ten.jsonl", "max_prompt_toke
 OTHERS = [  # the settings of the run, those that its resume changes, and what is no longer the same
     ({}, {"eval_size": 2}, "training and test"),
     ({}, {"seed": 1}, "training and test"),
-    ({}, {"chat_template": "auto"}, "training and test"),
+    ({}, {"chat_template": "none"}, "training and test"),
     ({}, {"data": "long.jsonl"}, "training and test"),
     (FILES_OF_TWO, {"max_prompt_tokens": 99}, "training"),
     (FILES_OF_TWO, {"eval_size": 4}, "test"),
@@ -644,16 +644,16 @@ def test_a_file_or_a_task_that_changes_is_other_problems(prepare, tmp_path, caps
     problems_file(tmp_path, last=11)
     with refused("problems are not those"):
         prepare(data=str(tmp_path / "ten.jsonl"), resume={"sizes": sizes})
-    task = tmp_path / "own.py"
     worked = "\ndef worked(problem, careful, seed):\n    return 'so'"
     for trainer, text in ((grpo, OWN), (opd, OWN), (sft, OWN + worked)):
+        task, changed = tmp_path / f"{trainer.__name__}.py", tmp_path / f"{trainer.__name__}_changed.py"
         task.write_text(text)
-        more = {"task": str(task), "data": "", "teacher": str(KK_TINY)}
-        sizes = prepare(trainer, **more)[-1]
-        prepare(trainer, **more, resume={"sizes": sizes})
-        task.write_text(text.replace('{"is": i}', '{"is": i + (split == "test")}'))
+        changed.write_text(text.replace('{"is": i}', '{"is": i + (split == "test")}'))  # Python reads a file once
+        more = {"data": "", "teacher": str(KK_TINY)}
+        sizes = prepare(trainer, task=str(task), **more)[-1]
+        prepare(trainer, task=str(task), **more, resume={"sizes": sizes})
         with refused("the test problems are not those"):
-            prepare(trainer, **more, resume={"sizes": sizes})
+            prepare(trainer, task=str(changed), **more, resume={"sizes": sizes})
     assert "not checked" not in capsys.readouterr().out
     prepare(resume={"sizes": SIZES})
     assert "whether its problems have changed is not checked" in capsys.readouterr().out

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 import gigpo
 import grpo_multi_turn
-from rewards import guess, own, parts_of, score, state, turn_rewards
+from rewards import TaskError, guess, own, parts_of, score, state, turn_rewards
 from runtime import measure
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
@@ -161,19 +161,21 @@ def test_rewards_per_turn_add_up_to_the_reward_and_parts_are_logged_as_sums():
     response = SimpleNamespace(turns=["x", "y"], text="y")
     [found] = score(task, [response], [{"answer": 0}])
     assert turn_rewards(found, 2) == [1.0, 3.0]  # 0.5 of its own, 2 for b, and 0.5 that no part names
-    assert parts_of(found) == [1.5, 2.0] and measure.parts_of_rewards([found]) == {"reward/a": 1.5, "reward/b": 2.0}
+    assert parts_of(task, [response], [found]) == [[1.5, 2.0]]
+    assert measure.parts_of_rewards([found]) == {"reward/a": 1.5, "reward/b": 2.0}
     assert turn_rewards({"reward": 3.0}, 3) == [0.0, 0.0, 3.0]
     response.turns = ["x"]
-    with pytest.raises(SystemExit, match="part 'a' of a score has 2 numbers for 1 turns"):
+    with pytest.raises(TaskError, match="part 'a' of a score has 2 numbers for 1 turns"):
         score(task, [response], [{"answer": 0}])
 
 
 def test_a_task_without_states_has_its_problem_and_turns_and_one_that_is_no_key_is_refused(tmp_path):
-    task = SimpleNamespace()
+    task = SimpleNamespace(__file__="listed.py")
     assert state(task, ["a"], {"id": 3}) == (3, "a") != state(task, ["a"], {"id": 4})
     task.state = lambda turns, problem: [1, 2]
-    with pytest.raises(SystemExit, match=r"state\(\) gives a number, a text or a tuple of them, and gave \[1, 2\]"):
-        state(task, [], {"id": 3})
+    assert state(task, [], {"id": 3}) == (3,)
+    with pytest.raises(TaskError, match=r"^listed.py: state\(\) fails after \[\]: TypeError"):  # for all processes
+        score(task, [], [])
     path = tmp_path / "listed.py"
     path.write_text(
         "def load(source, split, *, size=None, seed=0):\n"
@@ -181,5 +183,7 @@ def test_a_task_without_states_has_its_problem_and_turns_and_one_that_is_no_key_
         "def score(response, answer):\n    return {'reward': 0.0, 'correct': False, 'format': True}\n"
         "def state(turns, problem):\n    return list(turns)\n"
     )
+    task = own.read_file(str(path))
+    problems = own.load(str(path), task, None, "test", 4, 0)
     with pytest.raises(ValueError, match=r"listed.py: state\(\) must give a key; after \[\]: TypeError"):
-        own.load(str(path), own.read_file(str(path)), None, "test", 4, 0)
+        own.check(str(path), task, problems, [(None, "test", 4, 0)], 60)

@@ -181,7 +181,7 @@ def test_keys_and_values_are_repeated_where_no_fused_kernel_takes_shared_ones(re
             logits = policy.lm(ids, use_cache=False).logits
             logits.pow(2).mean().backward()
         if not recompute:
-            shared = passes.with_shared_prompt(policy.lm.model, ids, 6)
+            shared = passes.with_shared_prompt(policy.lm.model, passes.embed(policy.lm, ids), 6)
             torch.testing.assert_close(policy.lm.lm_head(shared), logits)
         found[on_gpu, dtype] = logits, policy.lm.model.layers[0].self_attn.k_proj.weight.grad
         assert (attention.keys[1], attention.shared) == ((4, False) if on_gpu and dtype == "float32" else (2, True))

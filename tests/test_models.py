@@ -282,6 +282,7 @@ def check_mistakes(folder):
     }
     for family, mistake in mistakes.items():
         if family in folder.name:
+            grpo.sync_weights(policy, llm, args)  # as after loading
             error, ends = check(mistake)
             assert ends and re.fullmatch(says.format(folder), error), error
     own = passes.logits

@@ -6,6 +6,7 @@ It needs no package, and runs with any Python 3, so that an old one is named, to
 """
 
 import ctypes
+import os
 import platform
 import sys
 from importlib.util import find_spec
@@ -27,6 +28,9 @@ def missing(on_cpu):
         found.append(("venv", "python3 -m venv needs ensurepip: apt install python3-venv"))
     if on_cpu and platform.system() == "Linux" and not can_load("libnuma.so.1"):
         found.append(("libnuma", "vLLM needs libnuma: apt install libnuma1"))
+    if platform.system() == "Linux" and not os.access("/dev/shm", os.W_OK):
+        text = "you can't write to /dev/shm, which locks need: mount -t tmpfs -o mode=1777 tmpfs /dev/shm"
+        found.append(("shared memory", text))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Draw the pictures of the scripts' pages, of the README (docs/demo.svg) and of docs/first_runs.md (docs/llm.svg).
+"""Draw the pictures of the scripts' pages, the README (docs/demo.svg) and first_runs.md (docs/llm.svg, docs/game.svg).
 
     python -m tools.maintain.pictures           all of them
     python -m tools.maintain.pictures acpo      one: docs/algorithms/pictures/acpo.svg
@@ -52,6 +52,11 @@ NAMES = {  # of the kept runs, where it is not the script's
     "reinforce_pp_ar_lopti": "reinforce_ar_lopti",
     "dr_grpo": "dr._grpo",
     "entropy_top": "80_20",
+}
+GAMES = {  # kept runs of the game in docs/game.svg: (label, colour, line)
+    "game_smollm2_seed_0": ("gigpo, KL term 0.02", "#d95f02", "-"),
+    "guess_smollm2_seed_0": ("grpo_multi_turn", "#7570b3", "-"),
+    "guess_kl_term_smollm2_seed_0": ("grpo_multi_turn, KL term 0.05", "#7570b3", "--"),
 }
 NUM_TOKENS = 241  # on an axis
 GROUP = 8
@@ -226,6 +231,25 @@ def test_panel(axes, name):
     axes.set_title(f"Accuracy on {kept['settings']['eval_size']} test problems", fontweight="bold")
 
 
+def game_panel(axes, key, title, **look):
+    """A metric of the runs in GAMES, over the steps."""
+    for name, (label, colour, line) in GAMES.items():
+        rows = json.loads((RUNS.parent / "llm" / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+        points = [(row["step"], row[key]) for row in rows if key in row]
+        axes.plot(*zip(*points), color=colour, linestyle=line, label=label)
+    axes.set(xlabel="training step", title=title, **look)
+
+
+def game_panels():
+    """Return the panels of docs/game.svg."""
+
+    def accuracy(axes):
+        game_panel(axes, "eval/accuracy", "Test games won at temperature 1", ylim=(0, 1))
+        axes.legend(frameon=False, loc="lower right", fontsize=8)
+
+    return [(4.2, accuracy), (4.2, lambda axes: game_panel(axes, "entropy", "Entropy, nats per token", ylim=(0, 2.2)))]
+
+
 def token_panel(axes):
     """The tokens of two responses, coloured by their weights in the first update of GRPO with AR and Lopti."""
     responses = json.loads(LENS.read_text(encoding="utf-8"))["responses"]
@@ -259,6 +283,8 @@ def panels_of(name):
         return [(3.4, lambda axes: test_panel(axes, name))]
     if name == "demo":
         return [(5.1, token_panel), (3.4, lambda axes: test_panel(axes, name))]
+    if name == "game":
+        return game_panels()
     parent = (family.PARENT | family.own_scripts()).get(name)
     scripts = ({"parent": parent} if parent else {}) | {"script": name}
     kind = next((kind for kind, of in KINDS.items() if name in of), None)
@@ -269,7 +295,7 @@ def panels_of(name):
 
 
 def draw(name):
-    """Write a picture: of a script, or demo or llm. Return its path, or None if there is nothing to draw."""
+    """Write a picture: of a script, or demo, llm or game. Return its path, or None if there is nothing to draw."""
     widths, panels = zip(*panels_of(name)) if panels_of(name) else ((), ())
     if not panels:
         return None
@@ -282,7 +308,7 @@ def draw(name):
             panel(axes)
             axes.spines[["top", "right"]].set_visible(False)
             axes.grid(alpha=0.2)
-        path = (DOCS if name in ("demo", "llm") else FOLDER) / f"{name}.svg"
+        path = (DOCS if name in ("demo", "llm", "game") else FOLDER) / f"{name}.svg"
         path.parent.mkdir(exist_ok=True)
         figure.savefig(path, metadata={"Date": None})
         pyplot.close(figure)
@@ -305,12 +331,12 @@ def main(names: Annotated[tuple[str, ...], tyro.conf.Positional] = (), run: Path
     """Draw these pictures, or all.
 
     Args:
-        names: scripts, demo or llm
+        names: scripts, demo, llm or game
         run: the folder of a run whose numbers are first kept, for demo or llm
     """
     if run:
         keep(run, *names)
-    for name in names or [*updates.ALGORITHMS, "demo", "llm"]:
+    for name in names or [*updates.ALGORITHMS, "demo", "llm", "game"]:
         print(draw(name) or f"{name}: nothing to draw")
 
 
