@@ -307,6 +307,7 @@ FIRST_WRONG_TOKENS = Exercise(
     },
 )
 
+
 def random_calls(rng):
     things = ["lamp", "chair", "table"]
     needs = [*things[: drawn(rng, 1, 3)], "calculator"]
