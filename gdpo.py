@@ -164,16 +164,15 @@ class Policy(nn.Module):
         return to_rows(logp, mask), to_rows(entropy, mask)
 
     def hidden_states(self, ids, mask):
-        """Compute the final hidden state of every token, the input of the head: [N, T, D].
-
-        The residual stream stays float32, whatever the weights' dtype: place makes the embeddings
-        float32, and autocast rounds only the inputs of matrix products.
-        """
+        """Compute the final hidden state of every token, the input of the head: [N, T, D]."""
+        # Start from float32 embeddings, so that the residual stream stays float32, whatever the
+        # weights' dtype. autocast rounds only the inputs of matrix products.
+        embedded = passes.embed(self.lm, ids)  # {"inputs_embeds": [N, T, D]}
         # Length of the prefix that all rows have in common; 0 if sharing it saves no time.
         length = passes.length_to_share(ids, mask, self.args)
         if length > 0:  # run the prefix once; result and gradient are the same
-            return passes.with_shared_prompt(self.lm.model, ids, length)
-        return self.lm.model(ids, use_cache=False).last_hidden_state
+            return passes.with_shared_prompt(self.lm.model, embedded, length)
+        return self.lm.model(**embedded, use_cache=False).last_hidden_state
 
     def head(self, states, targets, temperature, with_entropy):
         """Compute log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""

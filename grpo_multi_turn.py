@@ -72,7 +72,7 @@ class Args(settings.RunArgs):
     updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
 
     # ---- problems
-    task: str = "kk"  # calculator, guess, a task of one turn (kk, math …), or a Python file
+    task: str = "calculator"  # calculator, guess, a Python file, or a task of one turn (kk, math …)
     chat_template: Literal["auto", "none"] = "auto"  # auto: the model's template; none: plain text
     max_prompt_tokens: PositiveInt = 1024  # problems with longer prompts are dropped
 
@@ -80,7 +80,10 @@ class Args(settings.RunArgs):
     prompts_per_step: PositiveInt = 64  # must be a multiple of updates_per_step × processes
     responses_per_prompt: GroupSize = 8  # G, the group size: responses to each prompt
     max_response_tokens: PositiveInt = 4096  # of a whole conversation: turns and replies
-    max_turns: PositiveInt = 4  # the model's turns in a conversation
+    max_turns: PositiveInt = 4  # the model's turns in a conversation; a task's TURNS replaces it
+    max_reply_tokens: PositiveInt = 1024  # a longer reply of the task is cut
+    tool_timeout: PositiveFloat = 10.0  # seconds for a call; then its reply is an error
+    tool_parser: str = "auto"  # vLLM's parser for calls of TOOLS; auto: by the chat template
     temperature: Temperature = 0.7  # π is softmax(logits / temperature), in sampling and loss
 
     # ---- optimizer
@@ -114,7 +117,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from rewards import reply, score
+from rewards import score
 from runtime import (
     checkpoints,
     engine,
@@ -127,6 +130,7 @@ from runtime import (
     records,
     same_model,
     start,
+    tools,
 )
 from runtime.chats import decode, encode_reply
 from runtime.clock import Clock
@@ -169,16 +173,15 @@ class Policy(nn.Module):
         return to_rows(logp, mask), to_rows(entropy, mask)
 
     def hidden_states(self, ids, mask):
-        """Compute the final hidden state of every token, the input of the head: [N, T, D].
-
-        The residual stream stays float32, whatever the weights' dtype: place makes the embeddings
-        float32, and autocast rounds only the inputs of matrix products.
-        """
+        """Compute the final hidden state of every token, the input of the head: [N, T, D]."""
+        # Start from float32 embeddings, so that the residual stream stays float32, whatever the
+        # weights' dtype. autocast rounds only the inputs of matrix products.
+        embedded = passes.embed(self.lm, ids)  # {"inputs_embeds": [N, T, D]}
         # Length of the prefix that all rows have in common; 0 if sharing it saves no time.
         length = passes.length_to_share(ids, mask, self.args)
         if length > 0:  # run the prefix once; result and gradient are the same
-            return passes.with_shared_prompt(self.lm.model, ids, length)
-        return self.lm.model(ids, use_cache=False).last_hidden_state
+            return passes.with_shared_prompt(self.lm.model, embedded, length)
+        return self.lm.model(**embedded, use_cache=False).last_hidden_state
 
     def head(self, states, targets, temperature, with_entropy):
         """Compute log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
@@ -266,7 +269,7 @@ def generate(llm, problems, when, args, **sampling_params):
         params.append(
             SamplingParams(
                 seed=engine.request_seed(args.seed, when, problem["id"]),
-                max_tokens=args.max_response_tokens - problem.get("num_used", 0),
+                max_tokens=args.max_response_tokens - problem["num_used"],
                 stop_token_ids=engine.end_tokens(args.model),  # EOS tokens
                 detokenize=False,  # decode() below does it for all responses at once
                 **sampling_params,
@@ -285,8 +288,9 @@ def generate(llm, problems, when, args, **sampling_params):
 class Conversation:
     """The model's turns and the task's replies about a problem, as texts and token by token."""
 
-    def __init__(self, problem, row):
+    def __init__(self, problem, row, side):
         self.problem = problem
+        self.side = side  # the task's: its state, if it has one, and counts of its calls
         self.row = row  # among the G conversations about this problem
         self.turns = []  # the texts of the model's turns
         self.replies = []  # the texts of the task's replies
@@ -327,23 +331,27 @@ class Conversation:
         }
 
 
-def converse(llm, task, problems, when, args, **sampling_params):
+def converse(llm, task, problems, when, args, n, **sampling_params):
     """n conversations about each problem, in order.
 
     Processes do not wait for each other here, so their conversations may differ in length.
     """
+    conversations = []
+    for problem in problems:
+        for row in range(n):
+            seed = engine.request_seed(args.seed, f"{when}, task", f"{problem['id']}/{row}")
+            conversations.append(Conversation(problem, row, tools.Side(task, problem, seed)))
     # Once for all turns: a turn finds the keys and values of those before it.
     engine.empty_prefix_cache(llm)  # its keys and values come from older weights
     sampling_params["logprobs"] = 0  # log-probabilities of the sampled tokens alone
     sampling_params["flat_logprobs"] = True  # as a plain list of numbers, which is fast
-    turns = generate(llm, problems, when, args, **sampling_params)
-    n = sampling_params.pop("n")
-    conversations = [Conversation(problems[i // n], i % n) for i in range(len(turns))]
+    asked = [{**problem, "num_used": 0} for problem in problems]
+    turns = generate(llm, asked, when, args, n=n, **sampling_params)
     going_on = conversations
     while going_on:
         for conversation, turn in zip(going_on, turns):
             conversation.add_turn(turn)
-        going_on = [c for c in going_on if has_reply(c, task, llm.get_tokenizer(), args)]
+        going_on = add_replies(going_on, task, llm.get_tokenizer(), args)
         if going_on:
             asked = [conversation.to_go_on() for conversation in going_on]
             occasion = f"{when}, turn {len(going_on[0].turns) + 1}"
@@ -351,20 +359,26 @@ def converse(llm, task, problems, when, args, **sampling_params):
     return conversations
 
 
-def has_reply(conversation, task, tokenizer, args):
-    """Adds the task's reply to a conversation. False, and no reply, if the conversation is over."""
-    if conversation.finish_reason == "length":  # the last turn was cut off
-        return False
-    text = reply(task, conversation.turns, conversation.problem)
-    if text is None:
-        return False
-    ids = encode_reply(tokenizer, text, args.chat_template, args.template_options)
-    num_tokens = len(conversation.ids) + len(ids)
-    if len(conversation.turns) == args.max_turns or num_tokens >= args.max_response_tokens:
-        conversation.finish_reason = "length"
-        return False
-    conversation.add_reply(text, ids)
-    return True
+def add_replies(conversations, task, tokenizer, args):
+    """Add the task's reply to each conversation. Returns those that go on."""
+    # Without those whose last turn was cut off.
+    asked = [one for one in conversations if one.finish_reason != "length"]
+    going_on = []
+    # All calls of tools run side by side. A reply is None if the conversation is over, a text, or a
+    # list of texts, one per call of a tool.
+    for one, reply in zip(asked, tools.replies(task, asked, tokenizer, args)):
+        if reply is None:
+            continue
+        one.finish_reason = "length"  # unless the reply fits
+        if len(one.turns) == args.max_turns:
+            continue
+        how = args.chat_template, args.template_options
+        ids = encode_reply(tokenizer, reply, *how, one.text)
+        if len(one.ids) + len(ids) < args.max_response_tokens:
+            one.finish_reason = "stop"
+            one.add_reply("\n".join([reply] if isinstance(reply, str) else reply), ids)
+            going_on.append(one)
+    return going_on
 
 
 def sample(llm, task, problems, step, args):
@@ -634,7 +648,7 @@ def main():
         metrics = {
             "step": step,
             **measure.of_responses(responses, problems, scores, args),  # reward, accuracy, lengths
-            **measure.of_turns(responses),  # turns, tool_rate
+            **measure.of_turns(responses),  # turns, tool_rate, tool_errors
             # Means over the response tokens of all processes:
             "entropy": measure.token_mean(batch["entropy"], batch["mask"]),
             "sampler_gap": measure.token_mean(gap, batch["mask"]),

@@ -7,13 +7,14 @@ import json
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 from transformers import AutoConfig, AutoTokenizer
 
 from evaluation.models import fingerprint, short_name
-from rewards import find_task, own
-from runtime import checks, engine, memory, quiet, records
-from runtime.chats import around_replies, check_template, decode, encode, encode_reply
+from rewards import TaskError, converses, find_task, own
+from runtime import checks, engine, memory, quiet, records, tools
+from runtime.chats import check_replies, check_template, decode, encode, encode_reply
 from runtime.processes import ON_GPU
 
 
@@ -40,7 +41,7 @@ def requests_of(model, problems, args):
         n = sum(len(ids) >= context for ids in prompts)
         raise ValueError(f"{model} takes {context} tokens, and {n} prompts have as many; the longest has {longest}")
     task = find_task(args.suite)
-    talks = hasattr(task, "reply")
+    talks = converses(task)
     requests = []
     for problem, ids in zip(problems, prompts):
         request = {
@@ -61,9 +62,11 @@ def requests_of(model, problems, args):
         "stop": engine.end_tokens(model),
     }
     if talks:
-        around_replies(tokenizer, args.chat_template, args.template_options)  # ValueError if it has no place for them
+        check_replies(task, tokenizer, args)  # ValueError if the template has no place for them
         plan["max_turns"] = args.max_turns
-        plan["task"] = hashlib.sha256(Path(task.__file__).read_bytes()).hexdigest()  # its replies may change
+        plan["max_reply_tokens"], plan["tool_timeout"] = args.max_reply_tokens, args.tool_timeout
+        plan["parser"] = getattr(task, "parser", [""])[0]
+        plan["task"] = own.digest(task)  # its replies may change
         plan["chat"] = [args.chat_template, args.template_options]
     return requests, plan
 
@@ -127,27 +130,45 @@ def sample(llm, task, batch, plan, title, done, total):
             row["truncated"] = response.finish_reason == "length"
             if "problem" in request:
                 row |= {"turns": [response.text], "replies": []}
-                own = request | {"samples": 1, "seed": engine.request_seed(request["seed"], "turn 2", i)}
-                going_on.append((row, own, response))
+                further = request | {"samples": 1, "seed": engine.request_seed(request["seed"], "turn 2", i)}
+                side = tools.Side(task, request["problem"], engine.request_seed(request["seed"], "task", i))
+                going_on.append((Talk(row, side), further, response))
             rows.append(row)
         found.append(rows)
+    talks = [talk for talk, *_ in going_on]
     while going_on:
-        nexts = []
-        for row, request, response in going_on:
-            further = next_request(llm, task, row, request, response, plan)
-            if further:
-                nexts.append((row, further))
+        nexts = next_requests(llm, task, going_on, plan)
         requests = [request for _, request in nexts]
         bar = engine.bar_with(f"{title}: the next turn of {len(nexts)} conversations")
         outputs = generate(llm, requests, plan, bar) if nexts else []
         going_on = []
-        for (row, request), [response] in zip(nexts, outputs):
+        for (talk, request), [response] in zip(nexts, outputs):
+            row = talk.row
             row["turns"].append(response.text)
             row["response"] = response.text
             row["tokens"] += len(response.token_ids)
             row["truncated"] = response.finish_reason == "length"
-            going_on.append((row, request, response))
+            going_on.append((talk, request, response))
+    if failed := tools.most_failed(talks) or getattr(task, "failed", ""):
+        raise TaskError(failed)  # so the batch is not kept
+    if hasattr(task, "Conversation"):
+        for talk, score in zip(talks, tools.scores_of_objects(talks, task.judge.seconds)):
+            talk.row["score"] = score  # now, because the file of responses keeps no objects
     return found
+
+
+class Talk:
+    """A conversation as runtime/tools.py reads it. row: as in sample."""
+
+    def __init__(self, row, side):
+        self.row = row
+        self.side = side
+        self.turns = row["turns"]
+        self.replies = row["replies"]
+
+    @property
+    def finish_reason(self):
+        return "length" if self.row["truncated"] else "stop"
 
 
 def generate(llm, requests, plan, bar):
@@ -176,27 +197,33 @@ def generate(llm, requests, plan, bar):
     return found
 
 
-def next_request(llm, task, row, request, response, plan):
-    """Return the request for a conversation's next turn, after the task's reply; None if the conversation is over.
+def next_requests(llm, task, going_on, plan):
+    """Return (conversation, the request for its next turn) after the task's replies, for those that go on.
 
-    row: the conversation so far; request, response: of its last turn.
+    going_on: (conversation, its last request, the response to it).
     """
-    if row["truncated"]:
-        return None
-    text = own.reply(task, row["turns"], request["problem"])  # TaskError: the batch is not kept
-    if text is None:
-        return None
-    ids = encode_reply(llm.get_tokenizer(), text, *plan["chat"])
-    left = request["max_tokens"] - len(response.token_ids) - len(ids)
-    if len(row["turns"]) == plan["max_turns"] or left <= 0:
-        row["truncated"] = True
-        return None
-    row["replies"].append(text)
-    return request | {
-        "prompt_ids": [*request["prompt_ids"], *response.token_ids, *ids],
-        "max_tokens": left,
-        "seed": engine.request_seed(request["seed"], "next turn", 0),
-    }
+    nexts = []
+    going_on = [one for one in going_on if not one[0].row["truncated"]]
+    tokenizer = llm.get_tokenizer()
+    replies = tools.replies(task, [talk for talk, *_ in going_on], tokenizer, SimpleNamespace(**plan))
+    for (talk, request, response), reply in zip(going_on, replies):
+        if reply is None:
+            continue
+        talk.row["truncated"] = True  # unless the reply fits
+        if len(talk.turns) == plan["max_turns"]:
+            continue
+        ids = encode_reply(tokenizer, reply, *plan["chat"], talk.turns[-1])
+        left = request["max_tokens"] - len(response.token_ids) - len(ids)
+        if left > 0:
+            talk.row["truncated"] = False
+            talk.replies.append("\n".join([reply] if isinstance(reply, str) else reply))
+            further = request | {
+                "prompt_ids": [*request["prompt_ids"], *response.token_ids, *ids],
+                "max_tokens": left,
+                "seed": engine.request_seed(request["seed"], "next turn", 0),
+            }
+            nexts.append((talk, further))
+    return nexts
 
 
 def respond(model, task, requests, plan, args):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from evaluation import figures, words
 from evaluation.sampling import respond
-from rewards import scores_of
+from rewards import scores_of, with_ended
 
 
 def evaluate(model, paths, task, problems, plans, columns, args):
@@ -47,12 +47,19 @@ def score(task, problems, responses, origin):
 
     responses: a list per problem; origin: a dictionary, the first part of each result.
     """
-    conversations = []  # each a list of turns
+    everything = list(chain(*responses))
+    conversations = [one.get("turns", [one["response"]]) for one in everything]
     answers = []
+    more = []  # what score_conversation may name, too
     for problem, of_problem in zip(problems, responses):
-        conversations += [one.get("turns", [one["response"]]) for one in of_problem]
         answers += [problem["answer"]] * len(of_problem)
-    found = scores_of(task, conversations, answers)
+        for one in of_problem:
+            about = {"problem": problem, "replies": one.get("replies", []), "truncated": one["truncated"]}
+            more.append(about)
+    if everything and "score" in everything[0]:  # of a Conversation, which is gone
+        found = with_ended([one.pop("score") for one in everything])
+    else:
+        found = scores_of(task, conversations, answers, more)
     scores = iter(found)
     scored = []
     for i, (problem, of_problem) in enumerate(zip(problems, responses)):

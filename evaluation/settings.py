@@ -61,6 +61,9 @@ class Args:
     temperature: EvaluationTemperature | None = None  # of these responses; 0: greedy
     max_response_tokens: PositiveInt | None = None  # longer responses are truncated, as by the context
     max_turns: PositiveInt | None = None  # the most turns of the model, if the task replies
+    max_reply_tokens: PositiveInt = 1024  # a longer reply of the task is cut
+    tool_timeout: PositiveFloat = 10.0  # seconds for a call; then its reply is an error
+    tool_parser: str = "auto"  # vLLM's parser for calls of a task's TOOLS; auto: by the chat template
     dtype: Dtype | None = None  # compute dtype; None: the one that is fast on this machine
     kv_cache_gb: PositiveFloat | None = None  # GiB; None: all a GPU has left; on a CPU up to 2
     batch: PositiveInt | None = None  # responses that are saved together; None: 512, CPU 128

@@ -83,6 +83,8 @@ def paper_of(suite, protocol):
 def papers_settings(args):
     """Return {name: value} of the paper's settings for args.suite; our own settings if no paper has any."""
     found = dict(SETTINGS.get(args.suite, OF_OWN_TASK))
+    if "max_turns" in found:
+        found["max_turns"] = getattr(find_task(args.suite), "TURNS", found["max_turns"])
     found["template_options"] = "{}"
     found["max_response_tokens"] = MAX_RESPONSE_TOKENS[args.protocol]
     if args.suite == "math" and args.protocol == "acpo":

@@ -94,6 +94,7 @@ def lines_of_comparison(comparison, titles, unit):
 def settings_of(args):
     """Return {name: value} of the settings that the results depend on, except settings without a value."""
     left_out = ("models", "versus", "words", "pass_at_k", "paper", "keep_responses", "out", "score_timeout")
+    left_out += ("max_reply_tokens", "tool_timeout", "tool_parser")  # a row's engine has them
     values = {}
     for name, value in dataclasses.asdict(args).items():
         if name not in left_out and value not in (None, "", ()):

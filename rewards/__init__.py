@@ -57,6 +57,11 @@ def find_task(name, flag="--task"):
     raise ValueError(f"{flag} is {name!r}; it must be one of {', '.join(TASKS)}, or a Python file")
 
 
+def converses(task):
+    """Return whether the task replies to the model's turns."""
+    return any(hasattr(task, name) for name in ("reply", "reply_all", "TOOLS", "Conversation"))
+
+
 def check_options(args):
     """Raise ValueError if a task's setting is wrong. people and numbers are checked whatever the task."""
     kk.parse_people(args.people)
@@ -159,14 +164,21 @@ def score(task, responses, problems):
     score_conversation(). If the task fails in any process, TaskError is raised in all of them: records.py then ends the
     run with a checkpoint. All processes must call it.
     """
-    from runtime import processes  # here, because flags.check must find bad flags before torch is loaded
+    from runtime import processes, tools  # here, because flags.check must find bad flags before torch is loaded
 
     answers = [problem["answer"] for problem in problems]
     conversations = [getattr(response, "turns", [response.text]) for response in responses]
-    scores, failed = [], getattr(task, "failed", "")
+    more = []  # what score_conversation may name, too
+    for response, problem in zip(responses, problems):
+        truncated = getattr(response, "finish_reason", None) == "length"
+        more.append({"problem": problem, "replies": getattr(response, "replies", []), "truncated": truncated})
+    scores, failed = [], getattr(task, "failed", "") or tools.most_failed(responses)
     try:
-        if not failed:
-            scores = scores_of(task, conversations, answers)
+        if not failed and hasattr(task, "Conversation"):
+            played = [tools.played(task, response, problem) for response, problem in zip(responses, problems)]
+            scores = with_ended(tools.scores_of_objects(played, task.judge.seconds))
+        elif not failed:
+            scores = scores_of(task, conversations, answers, more)
     except TaskError as error:
         failed = str(error)
     for failure in filter(None, processes.gather([failed])):
@@ -175,27 +187,35 @@ def score(task, responses, problems):
     return [{**found, "reward": float(found["reward"])} for found in scores]
 
 
-def scores_of(task, conversations, answers):
+def scores_of(task, conversations, answers, more=None):
     """Return the scores of conversations (lists of turns): by all turns if the task wants them, or by the last.
 
-    own.TaskError if the task fails, or gives anything else, such as NaN. A call that was ended counts as timed out. Its
-    reward is 0, or the lowest of the others if that is less, so that it never pays to exceed the limit.
+    more: as in own.scores. own.TaskError if the task fails, or gives anything else, such as NaN.
     """
     from rewards import own
 
     if hasattr(task, "scores_one_by_one"):  # a user's own file
-        found = own.scores(task, conversations, answers)
-    elif hasattr(task, "score_conversation"):
+        return with_ended(own.scores(task, conversations, answers, more or [{}] * len(answers)))
+    if hasattr(task, "score_conversation"):
         found = [task.score_conversation(turns, answer) for turns, answer in zip(conversations, answers)]
     else:
         found = task.score_all([turns[-1] for turns in conversations], answers)
-    if not hasattr(task, "scores_one_by_one"):
-        own.check_scores(task, found, conversations)
+    own.check_scores(task, found, conversations)
+    return found
+
+
+def with_ended(scores):
+    """Return the scores; a call that was ended counts as timed out.
+
+    Its reward is 0, or the lowest of the others if that is less, so that it never pays to exceed the limit.
+    """
+    from rewards.own import TIMED_OUT
+
     ended = {"correct": False, "format": False, "timed_out": True}
-    complete = [score for score in found if score is not own.TIMED_OUT]
+    complete = [score for score in scores if score is not TIMED_OUT]
     ended["reward"] = min([0.0, *(score["reward"] for score in complete)])
     ended["parts"] = {name: 0.0 for score in complete for name in score.get("parts", {})}
-    return [ended if score is own.TIMED_OUT else score for score in found]
+    return [ended if score is TIMED_OUT else score for score in scores]
 
 
 def parts_of(task, responses, scores):
@@ -231,23 +251,6 @@ def turn_rewards(score, num_turns):
     rewards = [float(sum(of_turn)) for of_turn in zip(*parts)] or [0.0] * num_turns
     rewards[-1] += score["reward"] - sum(rewards)
     return rewards
-
-
-def reply(task, turns, problem):
-    """Return the task's reply to the last of the model's turns (texts), a string; None: the conversation is over.
-
-    A task without reply() never replies. If it fails, the conversation is over, and score raises its TaskError, because
-    all processes meet there.
-    """
-    if not hasattr(task, "reply"):
-        return None
-    from rewards import own
-
-    try:
-        return own.reply(task, turns, problem)
-    except TaskError as error:
-        task.failed = str(error)
-        return None
 
 
 def state(task, turns, problem):

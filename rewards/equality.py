@@ -51,12 +51,6 @@ def equal(answer, gold):
     return equal_expressions(answer, gold)
 
 
-def equal_empty_sets(answer, gold):
-    r"""Compare the empty set, also in x \in \emptyset, with anything else: \{\emptyset\} is another set."""
-    texts = [re.sub(r"^[A-Za-z]\s?(?:\\in(?![A-Za-z])|=)\s?", "", text) for text in (answer, gold)]
-    return texts[0] == texts[1] if r"\emptyset" in texts else None
-
-
 def equal_times(answer, gold):
     r"""Compare clock times: 4:50 is not a ratio, except beside 14:76. For 7:38, \frac{7}{38} is also right."""
     one, other = clock(answer), clock(gold)
@@ -237,7 +231,7 @@ def is_share(text):
         return False
 
 
-RULES = [equal_empty_sets, equal_times, equal_ratios, equal_measures, equal_lists, equal_words, equal_quantities]
+RULES = [equal_times, equal_ratios, equal_measures, equal_lists, equal_words, equal_quantities]
 
 
 def readable(gold):

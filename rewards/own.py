@@ -6,17 +6,20 @@ before anything large is loaded.
 
 import copy
 import functools
+import hashlib
 import importlib.util
+import inspect
 import json
 import sys
 import traceback
+import types
 from pathlib import Path
 from typing import Annotated, Any
 
 import pydantic
 
 from rewards import TaskError
-from rewards.rows import check_text, text_of, with_content
+from rewards.rows import text_of, with_content
 
 TIMED_OUT = "timed out"  # in place of a score
 KEYS_OF_ROWS = {"step", "id", "prompt", "response", "turns", "replies", "answer"}  # of samples.jsonl, beside a score's
@@ -65,13 +68,26 @@ def read_file(name, flag="--task"):
         spec.loader.exec_module(task)
     except BaseException as error:  # also SystemExit
         raise ValueError(f"{flag} {name} can't be imported: {said(error)}") from error
-    for function in ("load", "score"):
+    for function in ("load", "Conversation" if hasattr(task, "Conversation") else "score"):
         if not callable(getattr(task, function, None)):
             raise ValueError(f"{flag} {name} has no function {function}(): a task needs load() and score()")
     task.scores_one_by_one = not hasattr(task, "score_all")
     if task.scores_one_by_one:
         task.score_all = lambda responses, answers: [task.score(*pair) for pair in zip(responses, answers)]
     return task
+
+
+def digest(task):
+    """Return the SHA-256 (hex) of the task's file, and of the files in its folder that it has imported."""
+    folder = Path(task.__file__).parent
+    paths = {Path(task.__file__)}
+    if hasattr(task, "scores_one_by_one"):  # a user's own
+        paths |= {Path(file) for file in map(file_of, list(sys.modules.values())) if Path(file).parent == folder}
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(paths))).hexdigest()
+
+
+def file_of(module):
+    return getattr(module, "__file__", None) or ""
 
 
 def load(name, task, source, split, size, seed):
@@ -83,14 +99,37 @@ def load(name, task, source, split, size, seed):
     if not isinstance(problems, list) or not problems:
         raise ValueError(f"{name}: load() must give a list of problems, and gave {problems!r:.60}")
     complete = []
+    tools = {"tools": schemas(task)} if hasattr(task, "TOOLS") else {}
     for i, problem in enumerate(problems):
         where = f"{name}: problem {i} of load()"
         checked = as_model(Problem, problem, where)
         if checked.messages[-1].role == "assistant":  # the template would end this turn and begin another one
             raise ValueError(f"{where} ends with the model's turn: its beginning is given as prefix, not as a message")
         check_json(checked.answer, f"{where}: its answer")
-        complete.append({**problem, **checked.model_dump()})
+        complete.append({**problem, **checked.model_dump(), **tools})
     return complete
+
+
+def schemas(task):
+    """Return the schemas of the task's TOOLS, as chat templates take them. ValueError if a function has none."""
+    from transformers.utils import get_json_schema
+
+    try:
+        return [get_json_schema(tool) for tool in task.TOOLS]
+    except Exception as error:  # of transformers
+        raise ValueError(f"{task.__file__}: TOOLS: {said(error)}") from error
+
+
+def chosen(function, given, *first):
+    """Return the arguments for a function that takes some of those given, {name: value}, by its parameters' names.
+
+    first: the names of what its first parameters get if they are called otherwise.
+    """
+    values = []
+    for i, name in enumerate(inspect.signature(function).parameters):
+        if name in given or i < len(first):
+            values.append(given[name if name in given else first[i]])
+    return values
 
 
 def check(name, task, problems, loads, seconds):
@@ -101,6 +140,8 @@ def check(name, task, problems, loads, seconds):
     from rewards import judge  # here, because its process imports this module
 
     task.judge = judge.Judge(task, loads, seconds)
+    if hasattr(task, "Conversation"):
+        return check_conversation(task, problems[0], seconds)
     task.judge.start()  # while reply() is tried
     if hasattr(task, "reply"):
         reply(task, [""], problems[0])
@@ -115,52 +156,70 @@ def check(name, task, problems, loads, seconds):
         raise ValueError(f"{name}: score() of an empty response took longer than --score_timeout, {seconds:g} s")
 
 
+def check_conversation(task, problem, seconds):
+    """Try a Conversation with an empty turn. ValueError if it fails."""
+    from runtime import tools
+
+    side = tools.Side(task, problem, 0)
+    one = types.SimpleNamespace(turns=[""], replies=[], side=side, finish_reason="stop")
+    [(said, error)] = tools.side_by_side([side.method("reply", "")], seconds)
+    if error:
+        raise TaskError(failure(task.__file__, "Conversation.reply", "", error)) from error
+    if said is not None and not isinstance(said, str):
+        raise TaskError(f"{task.__file__}: Conversation.reply() must give a string or None, and gave {said!r:.60}")
+    if TIMED_OUT in tools.scores_of_objects([one], seconds):
+        raise ValueError(f"{task.__file__}: Conversation.score() took longer than --score_timeout, {seconds:g} s")
+
+
 def reply(task, turns, problem):
-    """Return reply()'s string or None. It gets copies. TaskError if it raises, or returns anything else."""
+    """Try reply(): it gives a string or None. TaskError if it raises, or gives anything else."""
     try:
-        text = task.reply(list(turns), copy.deepcopy(problem))
+        text = task.reply(*chosen(task.reply, {"turns": turns, "replies": [], "problem": problem}, "turns", "problem"))
         if text is not None and not isinstance(text, str):
             raise TypeError(f"it must give a string or None, and gave {text!r:.60}")
-        check_text(text or "", "it")
     except BaseException as error:
         raise TaskError(failure(task.__file__, "reply", turns[-1], error)) from error
-    return text
 
 
-def scores(task, conversations, answers):
+def scores(task, conversations, answers, more):
     """Return the scores of conversations (lists of turns), TIMED_OUT where a call was ended. TaskError if one fails.
 
-    The functions get copies, in the task's own process if check has started one.
+    The functions get copies, in the task's own process if check has started one. more: per conversation, what
+    score_conversation may also name as a parameter: problem, replies, truncated.
     """
-    name, texts = "score", [turns[-1] for turns in conversations]
+    name, jobs = "score", [(turns[-1], answer) for turns, answer in zip(conversations, answers)]
     if hasattr(task, "score_conversation"):
-        name, texts = "score_conversation", conversations
+        name = "score_conversation"
+        jobs = []
+        for turns, answer, given in zip(conversations, answers, more):
+            given = {"turns": turns, "answer": answer, **given}
+            jobs.append(chosen(task.score_conversation, given, "turns", "answer"))
     elif not task.scores_one_by_one:
-        found = call(task, "score_all", texts, answers)
+        found = call(task, "score_all", [turn for turn, _ in jobs], answers)
         if found is TIMED_OUT:
-            return [TIMED_OUT] * len(texts)
-        if not isinstance(found, list) or len(found) != len(texts):
-            raise TaskError(f"{task.__file__}: score_all() gave {found!r:.200} for {len(texts)} responses, not a list "
+            return [TIMED_OUT] * len(jobs)
+        if not isinstance(found, list) or len(found) != len(jobs):
+            raise TaskError(f"{task.__file__}: score_all() gave {found!r:.200} for {len(jobs)} responses, not a list "
                             "with a score for each")  # fmt: skip
         check_scores(task, found, conversations)
         return found
     found = []
-    for text, answer, turns in zip(texts, answers, conversations):
-        found.append(call(task, name, text, answer))
+    for job, turns in zip(jobs, conversations):
+        found.append(call(task, name, *job))
         if found[-1] is not TIMED_OUT:
             check_scores(task, found[-1:], [turns])
     return found
 
 
-def call(task, name, text, answer):
+def call(task, name, text, *more):
     """Return what the function of this name gives, or TIMED_OUT if the call was ended. TaskError if it raises."""
     if not hasattr(task, "judge"):
         try:
-            return getattr(task, name)(copy.deepcopy(text), copy.deepcopy(answer))
+            return getattr(task, name)(copy.deepcopy(text), *copy.deepcopy(more))
         except BaseException as error:
             raise TaskError(failure(task.__file__, name, text, error)) from error
     try:
-        return task.judge.call(name, text, answer)
+        return task.judge.call(name, text, *more)
     except TimeoutError:
         if not task.judge.has_warned:
             task.judge.has_warned = True
@@ -207,7 +266,7 @@ def failure(file, name, text, error):
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     where = f" in line {lines[-1]}" if lines else ""
     turn = (text or [""])[-1] if isinstance(text, list) else text
-    return " ".join(f"{file}: {name}() fails{where} on {turn[:60]!r}: {said(error)}".split())
+    return " ".join(f"{file}: {name}() fails{where} on {str(turn)[:60]!r}: {said(error)}".split())
 
 
 def as_model(model, found, what):

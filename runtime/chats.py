@@ -20,6 +20,8 @@ OPENING_TAG = r"[<\[◁][^\s<>\[\]◁▷/]+[>\]▷]"  # <think>, [THINK]
 TEXT_WORDS = r"think|thought|reason|answer|solution|solve|tool_"
 FIXED = {}  # keywords of every call of a chat template: strftime_now, from inputs.fix_date
 MARK = "\ufdd0"  # Unicode promises that no text has this code point
+AS_JSON = "\ufdd1"  # this one neither
+CALL_ID = "call{:05d}"  # nine letters and digits, as Mistral's templates want it
 
 
 def load_task(args, tokenizer, data=rewards):
@@ -28,12 +30,31 @@ def load_task(args, tokenizer, data=rewards):
     args: a script's settings; data: rewards, or rewards.examples, whose problems have responses.
     ValueError if the data are invalid, or the model's chat template refuses a chat.
     """
+    task = rewards.find_task(args.task)
+    check_replies(task, tokenizer, args)
     found = data.load_task(args, encoder(args, tokenizer))
-    if hasattr(found[0], "reply") and hasattr(args, "max_turns"):
-        around_replies(tokenizer, args.chat_template, args.template_options)  # it may have no place
-    elif hasattr(found[0], "reply"):
+    if rewards.converses(task) and not hasattr(args, "max_turns"):
         print(f"--task {args.task} replies to turns; this script has one turn: grpo_multi_turn.py")
     return found
+
+
+def check_replies(task, tokenizer, args):
+    """Raise ValueError if the chat template has no place for the task's replies."""
+    if not rewards.converses(task) or not hasattr(args, "max_turns"):
+        return
+    from runtime import tools  # it imports pydantic, and flags.py imports this module
+
+    tools.set_up(task, tokenizer, args)
+    how = args.chat_template, args.template_options
+    around_replies(tokenizer, *how)
+    if hasattr(task, "TOOLS"):
+        around_replies(tokenizer, *how, num_results=1)
+    needed = getattr(task, "TURNS", 0)
+    if args.max_turns < needed:
+        print(
+            f"--max_turns is {args.max_turns}, and {args.task} has TURNS = {needed}: conversations "
+            "that need more turns count as truncated"
+        )
 
 
 def encoder(args, tokenizer):
@@ -235,24 +256,37 @@ def control_pattern(tokenizer):
     return re.compile("|".join(map(re.escape, names)) or "(?!)")
 
 
-def encode_reply(tokenizer, reply, chat_template="auto", template_options="{}"):
+def encode_reply(tokenizer, reply, chat_template="auto", template_options="{}", turn=""):
     """Return the token ids between two turns of the model: the reply, as a user turn.
 
-    They follow the token that ended the last turn. So they include the newline that most templates
-    write after this token, and the beginning of the model's next turn. Control tokens in the reply
-    are encoded as text. chat_template, template_options: the settings, two strings. ValueError if
-    the reply holds half of a surrogate pair.
+    reply: a text or, if the turn called tools, a list of texts: the results, in the template's own
+    role for them. The ids follow the token that ended the last turn. So they include the newline
+    that most templates write after this token, and the beginning of the model's next turn. Control
+    tokens in the reply are encoded as text. chat_template, template_options: the settings, two
+    strings. turn: the last turn's text. ValueError if the reply holds half of a surrogate pair.
     """
-    check_text(reply, "a reply")
-    end, before, after = around_replies(tokenizer, chat_template, template_options)
+    texts = [reply] if isinstance(reply, str) else reply
+    num_results = 0 if isinstance(reply, str) else len(texts)
+    end, *pieces = around_replies(tokenizer, chat_template, template_options, num_results)
+    ids_of_calls = re.findall(r'"id": *"(\w{9})"', turn)  # Mistral's results repeat them
+    text = end + pieces[0]
+    for i, (reply, piece) in enumerate(zip(texts, pieces[1:])):
+        check_text(reply, "a reply")
+        if piece.startswith(AS_JSON):
+            reply, piece = json.dumps(reply, ensure_ascii=False)[1:-1], piece[len(AS_JSON) :]
+        if len(ids_of_calls) == num_results:
+            piece = piece.replace(CALL_ID.format(i), ids_of_calls[i])
+        text += marked(tokenizer, reply) + piece
     # Encode it after the end token: some tokenizers put a space before a text's first word.
-    ids = to_ids(tokenizer, end + before + marked(tokenizer, reply) + after)
-    return ids[len(tokenizer.encode(end, add_special_tokens=False)) :]
+    return to_ids(tokenizer, text)[len(tokenizer.encode(end, add_special_tokens=False)) :]
 
 
 @functools.cache
-def around_replies(tokenizer, chat_template="auto", template_options="{}"):
-    """Return (the token that ends a turn, the text before a reply, the text after it), as strings.
+def around_replies(tokenizer, chat_template="auto", template_options="{}", num_results=0):
+    """Return [the token that ends a turn, the text before a reply, the text after it], strings.
+
+    num_results: of tools, each in a turn of its own; then the list has a text after each of them.
+    It begins with AS_JSON if the template writes the result as a JSON string (Llama 3).
 
     They are taken from one chat that the template has rendered. Earlier turns are never rendered
     again, so a template that rewrites them (Qwen3's drops their thinking) does not change a
@@ -260,19 +294,32 @@ def around_replies(tokenizer, chat_template="auto", template_options="{}"):
     """
     if not tokenizer.chat_template or chat_template == "none":
         return tokenizer.eos_token, "\n", "\n"
-    chat = [("user", "FIRST"), ("assistant", "SECOND"), ("user", "THIRD")]
-    problem = {"messages": [{"role": role, "content": content} for role, content in chat]}
-    text = written(tokenizer, problem, chat_template, json.loads(template_options))
+    chat = [{"role": "user", "content": "FIRST"}, {"role": "assistant", "content": "SECOND"}]
+    replies = ["THIRD"]
+    if num_results:
+        # A template that writes results as JSON shows it at the quotation mark.
+        replies = [f'THIRD{i}"' for i in range(num_results)]
+    for i, reply in enumerate(replies):
+        result = {"role": "tool", "content": reply, "tool_call_id": CALL_ID.format(i)}
+        chat.append(result if num_results else {"role": "user", "content": reply})
+    text = written(tokenizer, {"messages": chat}, chat_template, json.loads(template_options))
     behind = text.rpartition("SECOND")[2].lstrip(" ")
     ends = [token for token in control_names(tokenizer) if behind.startswith(token)]
-    before, found, after = behind.partition("THIRD")
-    if not ends or not found:
-        raise ValueError(
-            "the model's chat template has no place for a reply: behind the model's turn it has "
-            f"{behind!r}"
-        )
+    pieces = []
+    rest = behind
+    for reply in replies:
+        as_json = json.dumps(reply)[1:-1]
+        is_json = as_json != reply and as_json in rest
+        before, found, rest = rest.partition(as_json if is_json else reply)
+        if not ends or not found:
+            raise ValueError(
+                "the model's chat template has no place for a reply: behind the model's turn it "
+                f"has {behind!r}"
+            )
+        pieces.append(before)
+        rest = AS_JSON * is_json + rest
     end = max(ends, key=len)
-    return end, before[len(end) :], after
+    return end, pieces[0][len(end) :], *pieces[1:], rest
 
 
 def end_of_turn(tokenizer, chat_template="auto"):

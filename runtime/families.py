@@ -17,12 +17,12 @@ TRIED = """arcee bitnet cwm ernie4_5 exaone4 gemma gemma2 gemma3_text gemma4_tex
     seed_oss smollm3 stablelm starcoder2""".split()
 REFUSED = {
     "apertus": "vLLM's build for CPUs computes it wrongly",
-    "cohere2": "TODO",
-    "falcon_h1": "TODO",
+    "cohere2": "passes.logits does not know its logit_scale",
+    "falcon_h1": "passes.logits does not know its lm_head_multiplier",
     "gpt2": "its layers are not in .model.layers",
     "gpt_oss": "its experts' weights are in MXFP4, 4 bits each, which can't be trained",
     "lfm2": "vLLM's build for CPUs computes it wrongly",
-    "nemotron_h": "TODO",
+    "nemotron_h": "vLLM's build for CPUs computes it wrongly",
     "olmo_hybrid": "vLLM can't start it on a CPU",
 }
 # Names of the language model's weights in folders with images, old and new, and its own names.

@@ -80,6 +80,8 @@ def check(args_class, tasks):
 def check_settings(args):
     """Raise ValueError, saying what is allowed, if a setting, folder or task can't be right."""
     args.check()
+    if reason := machine.unsupported_build():
+        raise ValueError(reason)
     if args.has_sampler:
         checks.check_vllm()
     find_task(args.task)
@@ -133,7 +135,10 @@ def layers(argv, args_class, tasks):
     said = given(argv)  # --task, --model, --resume … from the command line
     resumed = of_resumed_run(argv, args_class)
     task = said.get("task", resumed.get("task", args_class.task))
-    found = [(f"task {task}", tasks.get(task, {}))]
+    of_task = tasks.get(task, {})
+    if "max_turns" in args_class.__dataclass_fields__ and hasattr(find_task(task), "TURNS"):
+        of_task = {**of_task, "max_turns": find_task(task).TURNS}
+    found = [(f"task {task}", of_task)]
     if resumed:
         return [*found, ("the resumed run", resumed)]
     model = said.get("model")

@@ -49,6 +49,8 @@ def show(args, sizes, layers):
         f"memory     about {needed:.1f} of {available:.1f} GiB for each process{guess}",
         f"problems   {sizes['training_problems']} to train on, {sizes['test_problems']} to test on",
     ]
+    if "tools" in sizes:
+        lines.append(f"tools      {sizes['tools']}")
     if args.resume:
         done = folders.step_of(folders.to_resume(args.resume))
         left = "" if done < args.steps else f": nothing is left to do without --steps above {done}"

@@ -52,8 +52,15 @@ def all_equal(groups):
 
 
 def of_turns(conversations):
-    """Return metrics of conversations: mean turns, and tool_rate, the fraction that got a reply."""
+    """Return metrics of conversations: mean turns, and the fractions tool_rate and tool_errors.
+
+    tool_rate: of conversations that got a reply; tool_errors: of calls that failed, or took too
+    long (None without a call).
+    """
+    calls = all_reduce(sum(conversation.side.num_calls for conversation in conversations))
+    errors = all_reduce(sum(conversation.side.num_errors for conversation in conversations))
     return {
+        "tool_errors": errors / calls if calls else None,
         "turns": mean_of_all([len(conversation.turns) for conversation in conversations]),
         "tool_rate": mean_of_all([len(conversation.replies) > 0 for conversation in conversations]),
     }

@@ -137,19 +137,29 @@ def plan_passes_sharing_prompts(rows, ids, mask, lengths, args):
     return passes, cost
 
 
-def with_shared_prompt(model, ids, length):
+def embed(lm, ids):
+    """Return the inputs of lm.model for tokens ids [N, T]: float32 embeddings [N, T, D]."""
+    embedded = {"inputs_embeds": lm.get_input_embeddings()(ids).float()}
+    if getattr(lm.config, "hidden_size_per_layer_input", 0):  # each layer of Gemma 4 has its own
+        embedded["per_layer_inputs"] = lm.model.get_per_layer_inputs(ids, None)
+    return embedded
+
+
+def with_shared_prompt(model, embedded, length):
     """Compute the last layer's output for every token, [N, T, D], and the prompt only once.
 
-    model: a transformer without its head; ids [N, T]: the tokens, of which all rows share the first
-    `length`. These go through the model for the first row alone, and their keys and values are
-    repeated for the N rows. Gradients flow back through the repeated keys and values into the
-    single prompt.
+    model: a transformer without its head; embedded: from embed, of tokens of which all rows share
+    the first `length`. These go through the model for the first row alone, and their keys and
+    values are repeated for the N rows. Gradients flow back through the repeated keys and values
+    into the single prompt.
     """
-    num_rows = len(ids)
-    prompt = model(ids[:1, :length], use_cache=True)
+    num_rows = len(embedded["inputs_embeds"])
+    shared = {name: values[:1, :length] for name, values in embedded.items()}
+    prompt = model(**shared, use_cache=True)
     cache = prompt.past_key_values
     cache.batch_repeat_interleave(num_rows)
-    rest = model(ids[:, length:], past_key_values=cache)
+    rest = {name: values[:, length:] for name, values in embedded.items()}
+    rest = model(**rest, past_key_values=cache)
     of_prompt = prompt.last_hidden_state.expand(num_rows, -1, -1)
     return torch.cat([of_prompt, rest.last_hidden_state], 1)
 

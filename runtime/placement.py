@@ -46,8 +46,6 @@ def place(policy, args):
     lm.config.dtype = args.dtype  # the dtype of checkpoints; changes no weight
     fix_longrope(lm, args.max_prompt_tokens + args.max_response_tokens)
     args.recurrent = families.is_recurrent(lm.config)
-    # Start from float32 embeddings: each layer adds to them.
-    lm.get_input_embeddings().register_forward_hook(lambda module, ids, output: output.float())
     if getattr(lm.config, "attn_logit_softcapping", None):
         lm.set_attn_implementation("eager")  # torch's attention can't cap its logits (Gemma 2)
     is_torchs = lm.config._attn_implementation == "sdpa"

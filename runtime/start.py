@@ -50,6 +50,9 @@ def prepare(args, data=rewards):
         )
     if args.steps is None:
         args.steps = args.epochs * (len(train) // args.prompts_per_step)
+    if hasattr(task, "parser"):
+        names = ", ".join(tool.__name__ for tool in task.TOOLS)
+        sizes["tools"] = f"{names}; calls are read by vLLM's parser {task.parser[0]}"
     sizes["training_problems"] = len(train)
     sizes["test_problems"] = len(test)
     sizes["digests"] = {"training": inputs.digest(train), "test": inputs.digest(test)}

@@ -263,6 +263,7 @@ def step_of_main(trainer, args, batch, rewards, monkeypatch, calls=None):
     responses = [answer(num_tokens) for num_tokens in batch["mask"].sum(1).tolist()]
     for response, problem in zip(responses, problems):  # grpo_multi_turn.py's conversations are of one turn
         response.turns, response.replies = [response.text], []
+        response.side = SimpleNamespace(num_calls=0, num_errors=0)
         response.states, response.lengths, response.problem = ["start"], [len(response.token_ids)], problem
     scores = [{"reward": float(reward), "correct": reward > 0, "format": True} for reward in rewards]
     sampled = {key: batch[key] for key in ("ids", "mask", "sampler_logp")}

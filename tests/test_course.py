@@ -166,7 +166,7 @@ def token_mean(loss, mask):
 
 
 def conversation_row(prompt, turns, replies, before, after, length):
-    conversation = grpo_multi_turn.Conversation({"prompt_ids": prompt}, 0)
+    conversation = grpo_multi_turn.Conversation({"prompt_ids": prompt}, 0, side=None)
     for i, turn in enumerate(turns):
         logprobs = SimpleNamespace(logprobs=[0.0] * len(turn))
         conversation.add_turn(SimpleNamespace(text="", token_ids=turn, logprobs=logprobs, finish_reason="stop"))

@@ -174,9 +174,7 @@ def test_a_task_without_states_has_its_problem_and_turns_and_one_that_is_no_key_
     assert state(task, ["a"], {"id": 3}) == (3, "a") != state(task, ["a"], {"id": 4})
     task.state = lambda turns, problem: [1, 2]
     assert state(task, [], {"id": 3}) == (3,)
-    with pytest.raises(
-        TaskError, match=r"^listed.py: state\(\) fails after \[\]: TypeError"
-    ):  # for all processes
+    with pytest.raises(TaskError, match=r"^listed.py: state\(\) fails after \[\]: TypeError"):  # for all processes
         score(task, [], [])
     path = tmp_path / "listed.py"
     path.write_text(

@@ -50,6 +50,14 @@ def test_vllm_knows_each_option_and_its_batches_are_not_larger_than_in_the_estim
     run_together(check_options, tmp_path, processes=1)
 
 
+def test_a_b200_gets_flash_attention_and_other_cards_vllms_choice(monkeypatch):
+    monkeypatch.setattr(engine, "ON_GPU", True)
+    for card, (_, capability, *_) in CARDS.items():
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
+        named = [engine.attention(dtype).get("attention_backend") for dtype in ("bfloat16", "float16", "float32")]
+        assert named == (["FLASH_ATTN", "FLASH_ATTN", None] if card == "B200" else [None] * 3)
+
+
 def sleep_and_sync(_):
     """With kk_tiny. It is small: its sampler has one thread, and while that sleeps the trainer has all."""
     os.sched_setaffinity(0, range(os.cpu_count()))
@@ -181,7 +189,7 @@ def test_keys_and_values_are_repeated_where_no_fused_kernel_takes_shared_ones(re
             logits = policy.lm(ids, use_cache=False).logits
             logits.pow(2).mean().backward()
         if not recompute:
-            shared = passes.with_shared_prompt(policy.lm.model, ids, 6)
+            shared = passes.with_shared_prompt(policy.lm.model, passes.embed(policy.lm, ids), 6)
             torch.testing.assert_close(policy.lm.lm_head(shared), logits)
         found[on_gpu, dtype] = logits, policy.lm.model.layers[0].self_attn.k_proj.weight.grad
         assert (attention.keys[1], attention.shared) == ((4, False) if on_gpu and dtype == "float32" else (2, True))

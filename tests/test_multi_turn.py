@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 
 import grpo_multi_turn
 from rewards import calculator, facts, guess, maze, own, parts_of, scores_of, turn_rewards
+from runtime import tools
 from runtime.chats import encode, encode_reply
 
 # Two of three of kk_tiny's turns get a reply, at most twice, so that conversations end after one, two or three turns.
@@ -31,6 +32,7 @@ import sys
 sys.path.insert(0, {root!r})
 import torch
 import grpo_multi_turn as trainer
+from runtime import tools
 from runtime.chats import load_task
 from transformers import AutoTokenizer
 
@@ -202,7 +204,7 @@ def test_the_turns_of_a_conversation_by_value(monkeypatch):
 
 
 def test_a_conversation_that_runs_out_of_turns_or_tokens_is_truncated():
-    """By hand: has_reply on conversations whose last turn has ended."""
+    """By hand: add_replies to conversations whose last turn has ended."""
     tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
     reply_ids = encode_reply(tokenizer, "error: the calculator takes one operation: calculator(2 + 3)")
     cases = [  # (turns allowed, tokens allowed, how the turn ended, whether it goes on, how the conversation ended)
@@ -213,9 +215,10 @@ def test_a_conversation_that_runs_out_of_turns_or_tokens_is_truncated():
     ]
     for max_turns, max_tokens, finish, goes_on, ended in cases:
         args = grpo_multi_turn.Args(max_turns=max_turns, max_response_tokens=max_tokens)
-        one = grpo_multi_turn.Conversation({"answer": "6", "prompt_ids": [1]}, 0)
+        problem = {"answer": "6", "prompt_ids": [1]}
+        one = grpo_multi_turn.Conversation(problem, 0, tools.Side(calculator, problem, 0))
         one.turns, one.ids, one.finish_reason = ["calculator(2 * 3 + 1)"], [7] * 5, finish
-        assert grpo_multi_turn.has_reply(one, calculator, tokenizer, args) == goes_on
+        assert grpo_multi_turn.add_replies([one], calculator, tokenizer, args) == [one] * goes_on
         assert one.finish_reason == ended and (len(one.ids) > 5) == goes_on
 
 
@@ -361,7 +364,7 @@ def test_the_reward_of_a_conversation_with_two_tools_by_hand():
         (right, [third, third, third, 1.0], True),
         (["search(chair)", "search(chair)", "They cost 227"], [third, -0.1, 1.0], True),  # a guess, or by heart
         (["search(moon)", "calculator(1)", "search(rug)", "None."], [-0.1, -0.1, -0.1, 0.0], False),
-        (["search(lamp)", "calculator(0 + 227)"], [third, third], False),  # a call is no answer
+        (["search(lamp)", "calculator(0 + 227)"], [third, -0.1], False),  # one price is missing; a call is no answer
         ([""], [0.0], False),
     ):
         found = facts.score_conversation(turns, answer)
