@@ -151,8 +151,10 @@ def check(name, task, problems, loads, seconds):
                 hash(task.state(turns, problems[0]))
             except BaseException as error:
                 raise ValueError(f"{name}: state() must give a key; after {turns}: {said(error)}") from error
-    answers = [problem["answer"] for problem in problems[:2] * 2][:2]
-    if TIMED_OUT in scores(task, [[""], [""]], answers):
+    tried = (problems[:2] * 2)[:2]
+    answers = [problem["answer"] for problem in tried]
+    more = [{"problem": problem, "replies": [], "truncated": False} for problem in tried]
+    if TIMED_OUT in scores(task, [[""], [""]], answers, more):
         raise ValueError(f"{name}: score() of an empty response took longer than --score_timeout, {seconds:g} s")
 
 
