@@ -361,7 +361,7 @@ def test_the_page_of_an_agent_with_two_tools(tmp_path):
     task, tokenizer = own.read_file(str(tmp_path / "stock.py")), AutoTokenizer.from_pretrained(tmp_path / "agent")
     tools.set_up(task, tokenizer, settings())
     train, test = (own.load("stock.py", task, None, split, None, 0) for split in ("train", "test"))
-    assert len(train) == len(test) == 50
+    assert len(train) == len(test) == 40
     assert not {str(one["messages"]) for one in train} & {str(one["messages"]) for one in test}
     turns = [call("find_shop", city="Paris")]
     [[shop]] = tools.replies(task, [talk(task, *turns)], tokenizer, settings())
