@@ -370,7 +370,8 @@ def converse(llm, task, problems, when, args, n, **sampling_params):
     going_on = conversations
     while going_on:
         for conversation, turn in zip(going_on, turns):
-            conversation.states.append(state(task, conversation.turns, conversation.problem))
+            now = state(task, conversation.turns, conversation.problem, conversation.side)
+            conversation.states.append(now)
             conversation.add_turn(turn)
         going_on = add_replies(going_on, task, llm.get_tokenizer(), args)
         if going_on:

@@ -13,12 +13,9 @@ A task offers
   all responses. It is fast and accepts any text.
 - `score_all(responses, answers)`: a list of these dictionaries, in order. If scoring can take long, each of them also
   has `timed_out`. A user's own file may omit this function (own.py).
-- perhaps `reply(turns, problem)`: the task's reply to the model's last turn, a string, or None if the conversation is
-  over. turns: the texts of the model's turns so far. grpo_multi_turn.py runs such conversations; in other scripts each
-  ends after its first turn.
-- perhaps `score_conversation(turns, answer)`: a dictionary like `score`'s, for tasks with `reply` whose reward
-  depends on all turns. Without it `score` reads the last turn. A part may be a list, with a number per turn.
-- perhaps `state(turns, problem)`: for gigpo.py, the state in which the next turn begins, which can be a key.
+- perhaps what makes it reply to the model's turns, in grpo_multi_turn.py, gigpo.py and evaluate.py: `reply`,
+  `reply_all`, `TOOLS` or `Conversation`, with `score_conversation`, `state` and `TURNS`. docs/add_a_task.md has them in
+  a table. In other scripts each conversation ends after its first turn.
 - perhaps `puzzle_of(problem)`: the puzzle's identity. If either training or test puzzles come from a file, and
   the others are generated, it keeps test puzzles out of training.
 """
@@ -253,12 +250,17 @@ def turn_rewards(score, num_turns):
     return rewards
 
 
-def state(task, turns, problem):
+def state(task, turns, problem, side=None):
     """Return what the model's next turn begins with, after these turns: equal states are compared by gigpo.py.
 
     A task without state() has the problem and all turns so far as its state. So has one whose state() fails, or gives
-    something that can't be a key of a dictionary, such as a list; score then raises its TaskError.
+    something that can't be a key of a dictionary, such as a list; score then raises its TaskError. side: the
+    conversation's tools.Side, for a task with a Conversation.
     """
+    if side is not None and side.line:
+        from runtime import tools
+
+        return tools.state_of(side, (problem["id"], *turns))
     if hasattr(task, "state"):
         try:
             found = task.state(list(turns), copy.deepcopy(problem))

@@ -22,6 +22,7 @@ from rewards import TaskError
 from rewards.rows import text_of, with_content
 
 TIMED_OUT = "timed out"  # in place of a score
+KEYS_OF_ROWS = {"step", "id", "prompt", "response", "turns", "replies", "answer"}  # of samples.jsonl, beside a score's
 
 
 class Message(pydantic.BaseModel, extra="allow"):
@@ -102,6 +103,8 @@ def load(name, task, source, split, size, seed):
     for i, problem in enumerate(problems):
         where = f"{name}: problem {i} of load()"
         checked = as_model(Problem, problem, where)
+        if checked.messages[-1].role == "assistant":  # the template would end this turn and begin another one
+            raise ValueError(f"{where} ends with the model's turn: its beginning is given as prefix, not as a message")
         check_json(checked.answer, f"{where}: its answer")
         complete.append({**problem, **checked.model_dump(), **tools})
     return complete
@@ -241,6 +244,8 @@ def check_scores(task, scores, responses):
         try:
             as_model(Score, score, what)
             check_json(score, what)
+            for key in KEYS_OF_ROWS & score.keys():
+                raise ValueError(f"{name}: a score can't have the key {key!r}: samples.jsonl has its own; rename it")
             for part, value in score.get("parts", {}).items():
                 if isinstance(value, list) and len(value) != len(response):
                     raise ValueError(

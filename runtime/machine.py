@@ -32,10 +32,7 @@ def gpus_are_hidden():
 
 
 def built_for(name):
-    """Return the version of "cuda", "hip" or "xpu" that torch is a build for; "" if it is not.
-
-    Does not import torch.
-    """
+    """Return the version of "cuda", "hip" or "xpu" in torch's build, or "". Imports no torch."""
     found = importlib.util.find_spec("torch")
     if not found:
         return ""

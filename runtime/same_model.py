@@ -70,8 +70,10 @@ def ten_tokens(llm, problem):
 
 @torch.no_grad()
 def compare(policy, problem, args, response=None):
-    """End the run if log-probabilities of a response differ; without vLLM, of the prompt's end."""
-    row = [*problem["prompt_ids"][:PROMPT], *(response.token_ids if response else [])]
+    """End the run if log-probabilities of a response differ; without vLLM, of prompt tokens."""
+    row = problem["prompt_ids"][:PROMPT]
+    # Backwards, because a model is so sure of a template's end that a wrong scale changes nothing.
+    row = [*row, *response.token_ids] if response else row[::-1]
     # So many equal rows that it pays to share their prompt, as the rows of a group do.
     num_rows = 2 + passes.PASS_COST // max(1, len(row) - TOKENS)
     ids = torch.tensor([row] * num_rows, device=processes.DEVICE)  # [N, T]

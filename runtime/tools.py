@@ -292,3 +292,19 @@ def played(task, response, problem):
     side_by_side([side.method("reply", response.text)], task.judge.seconds)
     reason = response.finish_reason
     return SimpleNamespace(turns=[response.text], replies=[], side=side, finish_reason=reason)
+
+
+def state_of(side, default):
+    """Return the Conversation's state(), or the default if it has none or fails: see rewards.state.
+
+    A failure ends the run, when score raises it.
+    """
+    [(found, error)] = side_by_side([side.method("state")], side.task.judge.seconds)
+    try:
+        if error:
+            raise error
+        hash(found)
+    except BaseException as failure:
+        side.task.failed = own.failure(side.task.__file__, "Conversation.state", "", failure)
+        return default
+    return default if found is None else found

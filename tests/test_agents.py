@@ -12,7 +12,7 @@ import pytest
 from conftest import KK_TINY, ROOT, metrics, run, small
 from transformers import AutoTokenizer
 
-from rewards import TaskError, own, score, scores_of
+from rewards import TaskError, own, score, scores_of, state
 from runtime import chats, tools
 
 # Small templates that write tools, calls and results as those of four families do.
@@ -57,9 +57,9 @@ MISTRAL = """{{ bos_token }}{%- for m in messages %}{%- if m.role == "user" %}
 {{- "[INST] " + m.content + "[/INST]" }}
 {%- elif m.role == "tool" %}{% if m.tool_call_id | length != 9 %}{{ raise_exception("ids have length 9") }}{% endif %}
 {{- "" }}[TOOL_RESULTS] {"content": {{ m.content }}, "call_id": "{{ m.tool_call_id }}"}[/TOOL_RESULTS]
-{%- elif m.tool_calls %}[TOOL_CALLS] [{% for call in m.tool_calls %}{"name": "{{ call.function.name }}", "arguments": {#
-#}{{ call.function.arguments | tojson }}, "id": "{{ call.id }}"}{% if not loop.last %}, {% endif %}{% endfor %}]{#
-#}{{ eos_token }}
+{%- elif m.tool_calls %}[TOOL_CALLS] [{% for call in m.tool_calls %}{"name": "{{ call.function.name }}", {#
+#}"arguments": {{ call.function.arguments | tojson }}, "id": "{{ call.id }}"}{{ ", " if not loop.last }}{% endfor %}]
+{{- eos_token }}
 {%- else %} {{ m.content }}{{ eos_token }}{%- endif %}{%- endfor %}"""
 FAMILIES = {
     "Qwen2.5": ("hermes", CHATML_TOOLS.replace("THINKS", "false"), 2),
@@ -293,6 +293,9 @@ class Conversation:
             raise RuntimeError("no")
         return {"reward": float(len(self.seen)), "correct": truncated, "format": True}
 
+    def state(self):
+        return [] if self.seen[-1] == "bad" else len(self.seen)
+
     def close(self):
         self.closed.append(self.seen)
 
@@ -309,6 +312,7 @@ def test_an_object_per_conversation_has_its_own_thread_and_is_closed(a_task):
     threads = threading.active_count()
     talks = [talk(task, "a"), talk(task, "over"), talk(task, "c")]
     assert tools.replies(task, talks, tokenizer, settings()) == ["3", None, "3"]
+    assert [state(task, one.turns, {"id": 0}, one.side) for one in talks] == [3, 3, 3]
     for one, finish in zip(talks, ("stop", "length", "stop")):
         one.finish_reason = finish
     found = score(task, talks, problems)
@@ -321,6 +325,10 @@ def test_an_object_per_conversation_has_its_own_thread_and_is_closed(a_task):
     tools.replies(task, [bad], tokenizer, settings())
     with pytest.raises(TaskError, match=r"agent.py: score\(\) fails in line 18 on 'bad': RuntimeError: no"):
         score(task, [bad], problems[:1])
+    bad = talk(task, "bad")
+    tools.replies(task, [bad], tokenizer, settings())
+    assert state(task, ["bad"], {"id": 7}, bad.side) == (7, "bad") and "unhashable type" in task.failed
+    bad.side.line.put(None)
     assert threading.active_count() <= threads + 1
 
 

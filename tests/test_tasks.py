@@ -169,6 +169,8 @@ NOT_TASKS = [
     (LOAD.replace("asked + [n]", "float('nan')") + SCORE, "can't be kept as JSON"),
     (LOAD.replace("Count to {n}", "Count to {n}\\ud800") + SCORE, "train problem 1: .*a text holds '.ud800'"),
     (LOAD + SCORE.replace("True}", "True, 'at': {1}}"), "can't be kept as JSON: Object of type set"),
+    (LOAD + SCORE.replace("True}", "True, 'step': 'x'}"), "can't have the key 'step': samples.jsonl has its own"),
+    (LOAD.replace('"user"', '"assistant"') + SCORE, "problem 0 of load.. ends with the model's turn: .* prefix"),
     (
         LOAD + SCORE + "def score_all(responses, answers):\n    return [score('', 1)]\n",
         r"score_all\(\) gave .* for 2 resp",
