@@ -317,7 +317,7 @@ def test_an_object_per_conversation_has_its_own_thread_and_is_closed(a_task):
         one.finish_reason = finish
     found = score(task, talks, problems)
     assert [one["reward"] for one in found] == [3, 3, 3] and [one["correct"] for one in found] == [False, True, False]
-    assert sorted(task.Conversation.closed, key=str) == [[1, 5, "a"], [1, 5, "over"], [1, 5, "c"]]
+    assert sorted(task.Conversation.closed, key=str) == [[1, 5, "a"], [1, 5, "c"], [1, 5, "over"]]
     alone = SimpleNamespace(text="one", finish_reason="stop")  # of a script of one turn
     assert score(task, [alone], problems[:1])[0]["reward"] == 3
     bad = talk(task, "bad")
