@@ -477,7 +477,17 @@ def test_a_step_of_main_is_in_order(batch, monkeypatch):
         reference = ["reference"] if has_second_model else []
         before = [] if script in ("reinforce", "maxrl") else ["policy"]  # these two take it from update
         checks = ["check"] * (1 + (script == "opd"))  # that of the teacher
-        start = ["load" + critic, *checks, "sync", "open", "evaluate", "begin_step", "sample", *before, *reference]
+        start = [
+            "load" + critic,
+            *checks,
+            "sync",
+            "open",
+            "evaluate",
+            "begin_step" + critic,
+            "sample",
+            *before,
+            *reference,
+        ]
         test = ["sync", "evaluate", "sync"] if script == "grpo_stale" else ["evaluate"]  # of the newest weights
         assert calls == [
             *start, "update", "write_tokens", "sync", *test, "write_samples", "save" + critic, "close", "end"

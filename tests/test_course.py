@@ -130,7 +130,7 @@ def test_files_without_a_result(text, said, tmp_path):
 
 
 def token_log_probs(logits, ids):
-    policy = grpo.Policy(SimpleNamespace(lm_head=lambda states: states.clone()), grpo.Args())  # the states are logits
+    policy = grpo.Policy(SimpleNamespace(lm_head=torch.clone, config=None), grpo.Args())  # the states are logits
     logp, _ = policy.head(logits.flatten(0, 1), ids.flatten(), 1.0, True)
     return logp.view(ids.shape)
 

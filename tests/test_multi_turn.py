@@ -397,7 +397,7 @@ def test_the_questions_of_facts_can_be_answered_and_none_is_in_both_splits():
     [
         (
             "def reply(turns, problem): return 5",
-            r"reply\(\) fails on '': TypeError: it must give a string or None, and gave 5",
+            r"on '': TypeError: it must give a string or None, and gave 5",
         ),
         ("def reply(turns, problem): return problem['x']", r"reply\(\) fails in line 12 on '': KeyError"),
     ],
