@@ -144,11 +144,11 @@ def check(name, task, problems, loads, seconds):
         return check_conversation(task, problems[0], seconds)
     task.judge.start()  # while reply() is tried
     if hasattr(task, "reply"):
-        reply(task, [""], problems[0])
+        reply(task, [""], copy.deepcopy(problems[0]))
     if hasattr(task, "state"):
         for turns in ([], [""]):
             try:
-                hash(task.state(turns, problems[0]))
+                hash(task.state(list(turns), copy.deepcopy(problems[0])))
             except BaseException as error:
                 raise ValueError(f"{name}: state() must give a key; after {turns}: {said(error)}") from error
     tried = (problems[:2] * 2)[:2]

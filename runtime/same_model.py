@@ -107,12 +107,13 @@ def report(gaps, kind, args):
     shown = ", ".join(f"{gap:.2g} nats from {name}" for name, gap in gaps.items())
     is_wrong = max(gaps.values()) > LIMITS[args.dtype]
     ends = is_wrong and getattr(args, "stop_at_gap", True)
+    nevertheless = hasattr(args, "stop_at_gap") and ", and --no_stop_at_gap trains it nevertheless"
     if is_wrong and processes.RANK == 0:
         print(
             f"{'error' if ends else 'warning'}: {args.model} ({kind}): the policy's "
             f"log-probabilities of ten tokens differ by {shown}; rounding gives less than "
-            f"{LIMITS[args.dtype]}: `python tests/families.py {args.model}` shows more, and "
-            "--no_stop_at_gap trains it nevertheless",
+            f"{LIMITS[args.dtype]}: `python tests/families.py {args.model}` shows more"
+            f"{nevertheless or ''}",
             file=sys.stderr,
         )
     elif kind not in families.TRIED and processes.RANK == 0:

@@ -27,6 +27,7 @@ from tools.maintain import fits
 def check_options(_):
     """Of a process that believes in a GPU."""
     engine.ON_GPU = True
+    torch.cuda.get_device_capability = lambda: (10, 0)  # a B200
     settings = {"model": "models/kk_tiny", "dtype": "bfloat16", "max_prompt_tokens": 8, "max_response_tokens": 8}
     chosen = {}
     for cache in (None, 2.0):
@@ -35,6 +36,7 @@ def check_options(_):
     from vllm.usage.usage_lib import UsageContext
 
     assert chosen["enable_sleep_mode"] and chosen["gpu_memory_utilization"] == 0.1
+    assert chosen["attention_backend"] == "FLASH_ATTN" and engine.attention("float32") == {}
     unknown = chosen.keys() - {field.name for field in dataclasses.fields(arg_utils.EngineArgs)}
     assert not unknown, unknown
     for name, _, gib, _ in CARDS.values():
