@@ -256,7 +256,7 @@ def scores_of_objects(conversations, seconds):
             "problem": one.side.problem,
             "answer": one.side.problem["answer"],
         }
-        jobs.append(one.side.method("score", given))
+        jobs.append(one.side.method("score", copy.deepcopy(given)))
     results = side_by_side(jobs, seconds)
     side_by_side([one.side.method("close") for one in conversations], seconds)
     found = []
