@@ -555,7 +555,7 @@ def evaluate(sampler, weights, task, problems, step, run, args):
     sampler.request(weights, mine, "test", sampling_params)
     answer = sampler.receive("test")
     if answer is None:  # the sampler has died: the run ends, and is not done
-        run.fail(f"the sampler's process ended {sampler.how_it_ended()}")
+        run.fail(f"the sampler's process {sampler.how_it_ended()}")
         return {}
     responses, _ = answer
     asked = []  # one problem per response
@@ -595,7 +595,7 @@ def main():
     versions.append(snapshot(policy, args))
     policy.versions = versions
     if not sampler.receive("loaded"):  # a run that is to be resumed stays as it is
-        sys.exit(f"error: the sampler's process ended {sampler.how_it_ended()} while it loaded")
+        sys.exit(f"error: the sampler's process {sampler.how_it_ended()} while it loaded")
     check_sampler(policy, sampler, train[0], args)
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from evaluation.models import fingerprint, short_name
 from rewards import TaskError, converses, find_task, own
-from runtime import checks, engine, memory, quiet, records, tools
+from runtime import checks, engine, inputs, memory, quiet, records, tools
 from runtime.chats import check_replies, check_template, decode, encode, encode_reply
 from runtime.processes import ON_GPU
 
@@ -33,6 +33,7 @@ def requests_of(model, problems, args):
         checks.check_weights("model", model, config)
     config = config.get_text_config()
     options = check_template(args, tokenizer)
+    inputs.fix_date(tokenizer, args.chat_template, model)  # a checkpoint's is that of its run
     prompts = [encode(tokenizer, problem, args.chat_template, options) for problem in problems]
     longest = max(map(len, prompts))
     most = getattr(config, "max_position_embeddings", math.inf)

@@ -4,7 +4,7 @@
 turn that ends in `search(lamp)` or `calculator(3 * 64 + 35)` is a call, and any other turn is the answer. The prompt
 shows one conversation of each kind, because SmolLM2-135M does not call tools after a description in words.
 
-    python grpo_multi_turn.py --task rewards/facts.py --max_turns 6
+    python gigpo.py --task rewards/facts.py --max_turns 6
 """
 
 import hashlib
@@ -125,7 +125,7 @@ def score_conversation(turns, answer):
     right_tool, needless, errors = [], [], []
     still_needed = list(answer["needs"])
     for call in calls_of(turns):
-        is_needed = call in still_needed
+        is_needed = call in still_needed and (call != "calculator" or len(still_needed) == 1)  # the sum comes last
         if is_needed:
             still_needed.remove(call)
         right_tool.append(PAYS["right_tool"] / len(answer["needs"]) if is_needed else 0.0)

@@ -36,7 +36,7 @@ MARKERS = {
 }
 # 'after "####"' and "of the form Answer: $Answer" ask for one; the heading "#### Problem" and a last "Answer:" do not.
 ASKS = re.compile(
-    r"\b(?:after|form|format|as|with|in|like|write|put|by|using|line)\b[^.?!]{0,60}?(####|answer:|<answer>)"
+    r"\b(?:after|following|form|format|as|(?:with)?in|inside|between|with|like|write|put|by|using|line)\b[^.?!]{0,60}?(####|answer:|<answer>)"
     r"\s*(?:[^\w\s]|\d|(?:x|n|the|your|final|answer|number|result)\b)",
     re.IGNORECASE,
 )

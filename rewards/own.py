@@ -22,6 +22,7 @@ from rewards import TaskError
 from rewards.rows import text_of, with_content
 
 TIMED_OUT = "timed out"  # in place of a score
+KEYS_OF_ROWS = {"step", "id", "prompt", "response", "turns", "replies", "answer"}  # of samples.jsonl, beside a score's
 
 
 class Message(pydantic.BaseModel, extra="allow"):
@@ -102,6 +103,8 @@ def load(name, task, source, split, size, seed):
     for i, problem in enumerate(problems):
         where = f"{name}: problem {i} of load()"
         checked = as_model(Problem, problem, where)
+        if checked.messages[-1].role == "assistant":  # the template would end this turn and begin another one
+            raise ValueError(f"{where} ends with the model's turn: its beginning is given as prefix, not as a message")
         check_json(checked.answer, f"{where}: its answer")
         complete.append({**problem, **checked.model_dump(), **tools})
     return complete
@@ -141,15 +144,17 @@ def check(name, task, problems, loads, seconds):
         return check_conversation(task, problems[0], seconds)
     task.judge.start()  # while reply() is tried
     if hasattr(task, "reply"):
-        reply(task, [""], problems[0])
+        reply(task, [""], copy.deepcopy(problems[0]))
     if hasattr(task, "state"):
         for turns in ([], [""]):
             try:
-                hash(task.state(turns, problems[0]))
+                hash(task.state(list(turns), copy.deepcopy(problems[0])))
             except BaseException as error:
                 raise ValueError(f"{name}: state() must give a key; after {turns}: {said(error)}") from error
-    answers = [problem["answer"] for problem in problems[:2] * 2][:2]
-    if TIMED_OUT in scores(task, [[""], [""]], answers):
+    tried = (problems[:2] * 2)[:2]
+    answers = [problem["answer"] for problem in tried]
+    more = [{"problem": problem, "replies": [], "truncated": False} for problem in tried]
+    if TIMED_OUT in scores(task, [[""], [""]], answers, more):
         raise ValueError(f"{name}: score() of an empty response took longer than --score_timeout, {seconds:g} s")
 
 
@@ -239,6 +244,8 @@ def check_scores(task, scores, responses):
         try:
             as_model(Score, score, what)
             check_json(score, what)
+            for key in KEYS_OF_ROWS & score.keys():
+                raise ValueError(f"{name}: a score can't have the key {key!r}: samples.jsonl has its own; rename it")
             for part, value in score.get("parts", {}).items():
                 if isinstance(value, list) and len(value) != len(response):
                     raise ValueError(

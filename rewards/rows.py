@@ -12,7 +12,10 @@ from pathlib import Path
 SUFFIXES = {".parquet", ".json", ".jsonl"}
 OTHER_FILES = {".csv", ".tsv", ".txt"}  # neither data nor hub ids
 SPLITS = ("train", "test")
-MEDIA = re.compile(r"(?:image|audio|video)s?(?:_(?:path|file|url|bytes))?s?|multi_?modal_data", re.IGNORECASE)
+MEDIA = re.compile(
+    r"(?:\w+_)?(?:image|img|picture|photo|audio|video)s?(?:_?\d+|_(?:path|file|url|bytes))?s?|multi_?modal_data",
+    re.IGNORECASE,
+)
 
 
 def check_split(split, size=None):

@@ -274,7 +274,7 @@ def encode_reply(tokenizer, reply, chat_template="auto", template_options="{}", 
         check_text(reply, "a reply")
         if piece.startswith(AS_JSON):
             reply, piece = json.dumps(reply, ensure_ascii=False)[1:-1], piece[len(AS_JSON) :]
-        if len(ids_of_calls) == num_results:
+        if 0 < num_results == len(ids_of_calls):
             piece = piece.replace(CALL_ID.format(i), ids_of_calls[i])
         text += marked(tokenizer, reply) + piece
     # Encode it after the end token: some tokenizers put a space before a text's first word.

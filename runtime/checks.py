@@ -1,5 +1,6 @@
 """Find mistakes before anything large is loaded. Each raises a ValueError that says what to do."""
 
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -63,8 +64,8 @@ def check_run_folders(args):
 
 
 def check_vllm():
-    """Raise ValueError if vLLM is not installed, without importing it."""
-    if not find_spec("vllm"):
+    """Raise ValueError if vLLM is not installed or this is not Linux, without importing it."""
+    if sys.platform != "linux" or not find_spec("vllm"):
         raise ValueError(NEEDS_VLLM)
 
 

@@ -80,6 +80,8 @@ def check(args_class, tasks):
 def check_settings(args):
     """Raise ValueError, saying what is allowed, if a setting, folder or task can't be right."""
     args.check()
+    if reason := machine.unsupported_build():
+        raise ValueError(reason)
     if args.has_sampler:
         checks.check_vllm()
     find_task(args.task)

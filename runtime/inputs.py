@@ -41,16 +41,18 @@ def check_resumed(args, digests):
         )
 
 
-def fix_date(tokenizer, args):
+def fix_date(tokenizer, chat_template, begun):
     """Make a chat template that writes the date (strftime_now) write the same one in all of a run.
 
-    Return the date, "2026-05-31": today's or the resumed run's. None if no template writes it.
+    begun: the run, or its checkpoint, that is resumed or evaluated; another model has no run.json.
+    Return the date, "2026-05-31": today's or that run's. None if no template writes it.
     """
-    if args.chat_template == "none" or "strftime_now" not in str(tokenizer.chat_template):
+    if chat_template == "none" or "strftime_now" not in str(tokenizer.chat_template):
         return None
     date = str(datetime.date.today())
-    if args.resume:
-        about = files.read_object(folders.run_of(args.resume) / "run.json")
+    path = folders.run_of(begun) / "run.json"
+    if begun and path.is_file():
+        about = files.read_object(path)
         date = about.get("sizes", {}).get("template_date") or about.get("date", date)
     chats.FIXED["strftime_now"] = datetime.datetime.fromisoformat(date).strftime  # at midnight
     print(f"the chat template writes the date: {date} in all of the run, even if it is resumed")

@@ -15,13 +15,14 @@ BFLOAT16_INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}
 FAST_OF_AMD = "avx512_bf16"
 BFLOAT16_CAPABILITY = 8  # of the first NVIDIA GPUs with bfloat16 (Ampere: A100, RTX 30)
 ON_A_CPU = "on the CPU: `make install GPU=0 VENV=.venv-cpu`, then `.venv-cpu/bin/python grpo.py`"
+UNSUPPORTED = {"hip": "AMD GPUs (ROCm)", "xpu": "Intel GPUs"}  # by names in torch/version.py
 
 
 def has_gpu():
     """Return whether torch can use a GPU or, before torch is imported, should be able to."""
     if "torch" in sys.modules:
         return sys.modules["torch"].cuda.is_available()
-    return bool(cuda_of_torch()) and not gpus_are_hidden() and bool(nvidia_smi("name"))
+    return bool(built_for("cuda")) and not gpus_are_hidden() and bool(nvidia_smi("name"))
 
 
 def gpus_are_hidden():
@@ -30,14 +31,22 @@ def gpus_are_hidden():
     return visible is not None and visible.split(",")[0].strip() in ("", "-1")
 
 
-def cuda_of_torch():
-    """Return torch's CUDA version without importing torch; "" for a CPU build."""
+def built_for(name):
+    """Return the version of "cuda", "hip" or "xpu" in torch's build, or "". Imports no torch."""
     found = importlib.util.find_spec("torch")
     if not found:
         return ""
     version = Path(found.origin).with_name("version.py").read_text(encoding="utf-8")
-    cuda = re.search(r"^cuda[^=]*= '(.+)'", version, re.MULTILINE)
-    return cuda[1] if cuda else ""
+    line = re.search(rf"^{name}[^=]*= '(.+)'", version, re.MULTILINE)
+    return line[1] if line else ""
+
+
+def unsupported_build():
+    """Say that torch's build is for GPUs of AMD or Intel, and what to do; "" otherwise."""
+    for name, gpus in UNSUPPORTED.items():
+        if built_for(name):
+            return f"torch is a build for {gpus}, which are not supported: train {ON_A_CPU}"
+    return ""
 
 
 def has_fast_bfloat16():
@@ -97,7 +106,7 @@ def unusable_gpus():
     import torch
 
     if torch.cuda.is_available() or not torch.version.cuda:  # CPU builds are installed on purpose
-        return ""
+        return unsupported_build()
     return (
         "torch and vLLM are builds for GPUs, and torch finds none: nvidia-smi must show driver 580 "
         "or newer (for CUDA 13), CUDA_VISIBLE_DEVICES may hide the GPU, a container needs "

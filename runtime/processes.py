@@ -31,6 +31,8 @@ def start():
     if WORLD_SIZE > 1:
         with quiet.library_notices():
             dist.init_process_group("nccl" if ON_GPU else "gloo", timeout=PATIENCE)
+        if len(set(gather([LOCAL_WORLD_SIZE]))) > 1:  # their meshes and defaults would differ
+            raise SystemExit("error: each machine needs the same number of processes")
 
 
 @functools.cache  # otherwise every model makes new groups of processes

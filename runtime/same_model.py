@@ -70,8 +70,10 @@ def ten_tokens(llm, problem):
 
 @torch.no_grad()
 def compare(policy, problem, args, response=None):
-    """End the run if log-probabilities of a response differ; without vLLM, of the prompt's end."""
-    row = [*problem["prompt_ids"][:PROMPT], *(response.token_ids if response else [])]
+    """End the run if log-probabilities of a response differ; without vLLM, of prompt tokens."""
+    row = problem["prompt_ids"][:PROMPT]
+    # Backwards, because a model is so sure of a template's end that a wrong scale changes nothing.
+    row = [*row, *response.token_ids] if response else row[::-1]
     # So many equal rows that it pays to share their prompt, as the rows of a group do.
     num_rows = 2 + passes.PASS_COST // max(1, len(row) - TOKENS)
     ids = torch.tensor([row] * num_rows, device=processes.DEVICE)  # [N, T]
@@ -105,12 +107,13 @@ def report(gaps, kind, args):
     shown = ", ".join(f"{gap:.2g} nats from {name}" for name, gap in gaps.items())
     is_wrong = max(gaps.values()) > LIMITS[args.dtype]
     ends = is_wrong and getattr(args, "stop_at_gap", True)
+    nevertheless = hasattr(args, "stop_at_gap") and ", and --no_stop_at_gap trains it nevertheless"
     if is_wrong and processes.RANK == 0:
         print(
             f"{'error' if ends else 'warning'}: {args.model} ({kind}): the policy's "
             f"log-probabilities of ten tokens differ by {shown}; rounding gives less than "
-            f"{LIMITS[args.dtype]}: `python tests/families.py {args.model}` shows more, and "
-            "--no_stop_at_gap trains it nevertheless",
+            f"{LIMITS[args.dtype]}: `python tests/families.py {args.model}` shows more"
+            f"{nevertheless or ''}",
             file=sys.stderr,
         )
     elif kind not in families.TRIED and processes.RANK == 0:

@@ -172,11 +172,12 @@ def gpus(args):
         there = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
     chosen = range(LOCAL_WORLD_SIZE, 2 * LOCAL_WORLD_SIZE)
     if args.sampler_gpus:
-        chosen = [int(number) for number in args.sampler_gpus.split(",")]
+        numbers = args.sampler_gpus.split(",")
+        chosen = [int(n) if n.strip().isdigit() else len(there) for n in numbers]
     if len(chosen) != LOCAL_WORLD_SIZE or max(chosen) >= len(there):
         raise ValueError(
-            f"{LOCAL_WORLD_SIZE} sampler(s) need one of {len(there)} GPUs each, beside the "
-            "trainers': with one GPU, --sampler_gpus 0 lets both share it; grpo_stale.py needs no "
-            "second one"
+            f"--sampler_gpus {args.sampler_gpus!r}: {LOCAL_WORLD_SIZE} sampler(s) need one of "
+            f"{len(there)} GPUs each, beside the trainers': with one GPU, --sampler_gpus 0 lets "
+            "both share it; grpo_stale.py needs no second one"
         )
     return [there[number] for number in chosen]

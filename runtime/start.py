@@ -41,7 +41,7 @@ def prepare(args, data=rewards):
     flags.check_settings(args)
     checks.check_gpus(args)
     tokenizer, sizes = checks.check_model(args, HEAD_CHUNK)
-    sizes["template_date"] = inputs.fix_date(tokenizer, args)
+    sizes["template_date"] = inputs.fix_date(tokenizer, args.chat_template, args.resume)
     task, train, test = chats.load_task(args, tokenizer, data)
     if len(train) < args.prompts_per_step:
         raise ValueError(

@@ -58,10 +58,10 @@ def set_up(task, tokenizer, args):
         known = ", ".join(sorted(ToolParserManager.list_registered()))
         raise ValueError(f"--tool_parser {name}: {error}; vLLM has {known}") from error
 
-    # A call that can't be read is the model's answer; vLLM would print a traceback for each.
-    logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
-
     def calls_in(turn):
+        # A call that can't be read is the model's answer; vLLM would print a traceback for each.
+        # Set here, because the engine sets vLLM's levels anew when it starts.
+        logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
         try:
             calls = parser.extract_tool_calls(turn, request).tool_calls
         except Exception:

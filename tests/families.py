@@ -187,7 +187,7 @@ def save_and_resume(folder):
 def reload(folder):
     """Return the gap in nats of a checkpoint that vLLM has read."""
     args, tokenizer, llm = start(folder)
-    return gap(llm, args, tokenizer, "", None, sync=False)
+    return gap(llm, args, tokenizer, "", lambda parameter: None, sync=False)
 
 
 def row(name, folder):

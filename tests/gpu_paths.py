@@ -31,6 +31,7 @@ CHECKED = {  # card: (type of compute, kind of model)
     "4090": ("bfloat16", "llama"),
     "L4": ("bfloat16", "qwen3"),
     "H100": ("bfloat16", "gemma"),
+    "B200": ("bfloat16", "qwen3"),
     "5090": ("bfloat16", "gemma3_text"),
 }
 # Triton and vLLM's allocator load the driver's library. No function of this one does anything.
@@ -135,6 +136,7 @@ def check(card):
     chosen = options.get("attention_backend", names[0])
     print(f"    batches {sizes}, attention {chosen} of {names}, graphs {config.compilation_config.cudagraph_mode}")
     assert chosen in names and not chosen.startswith("FLASHINFER"), "nvcc would compile it"
+    assert card != "B200" or chosen == "FLASH_ATTN"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Tools that are functions, objects with a state, and what a task's side of a conversation may do to a run."""
 
 import json
+import logging
+import re
 import shutil
 import threading
 import time
@@ -8,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import KK_TINY, learn_by_heart, metrics, run, small, timeless
+from conftest import KK_TINY, ROOT, learn_by_heart, metrics, run, small, timeless
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rewards import TaskError, own, score, scores_of, state
@@ -228,9 +230,12 @@ def test_tools_run_side_by_side_and_what_fails_becomes_a_reply(a_task):
         "<tool_call>\n{half": None,
     }
     talks = [talk(task, call("odd", way=way)) for way in ODD] + [talk(task, turn) for turn in others]
+    logger = logging.getLogger("vllm.tool_parsers")
+    logger.setLevel(logging.NOTSET)  # as vLLM does when the engine starts
     started = time.monotonic()
     found = tools.replies(task, talks, tokenizer, args)
     assert time.monotonic() - started < 3
+    assert logger.level == logging.CRITICAL  # a broken call prints no traceback
     assert found[: len(ODD)] == [[reply] for reply in ODD.values()]
     assert found[len(ODD) : len(ODD) + 3] == list(others.values())[:3] and found[-2:] == [None, None]
     [big] = found[-3]
@@ -357,6 +362,47 @@ def test_a_tool_that_raises_now_and_then_is_trained_with_and_one_that_always_doe
     assert 0 < row["tool_errors"] < 0.75 and row["turns"] > 1
     kept = (tmp_path / "run" / "samples.jsonl").read_text() + (tmp_path / "run" / "test_samples.jsonl").read_text()
     assert "error: TimeoutError: the server does not answer" in kept and "--max_turns" not in done.stdout
+
+
+def test_the_page_of_an_agent_with_two_tools(tmp_path):
+    """Its file is short, its two calls find the answer, and it trains with the template that the page names."""
+    text = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "agents.md").read_text(), re.DOTALL)[1]
+    (tmp_path / "stock.py").write_text(text)
+    assert len(text.splitlines()) <= 40
+    shutil.copytree(KK_TINY, tmp_path / "agent")
+    shutil.copy(ROOT / "examples" / "qwen_tools.jinja", tmp_path / "agent" / "chat_template.jinja")
+    task, tokenizer = own.read_file(str(tmp_path / "stock.py")), AutoTokenizer.from_pretrained(tmp_path / "agent")
+    tools.set_up(task, tokenizer, settings())
+    train, test = (own.load("stock.py", task, None, split, None, 0) for split in ("train", "test"))
+    assert len(train) == len(test) == 40
+    assert not {str(one["messages"]) for one in train} & {str(one["messages"]) for one in test}
+    turns = [call("find_shop", city="Paris")]
+    [[shop]] = tools.replies(task, [talk(task, *turns)], tokenizer, settings())
+    turns.append(call("count_things", shop=shop, thing="lamp"))
+    [[count]] = tools.replies(task, [talk(task, *turns)], tokenizer, settings())
+    given = [[f"There are {count}."], turns, ["I can't know that."]]
+    assert [one["reward"] for one in scores_of(task, given, [train[0]["answer"]] * 3)] == [1, 0, 0]
+
+    flags = {"model": tmp_path / "agent", "task": tmp_path / "stock.py", "max_prompt_tokens": 1048, "steps": 1}
+    done = run("grpo_multi_turn.py", *small(tmp_path / "run", **flags, max_response_tokens=24))
+    assert "find_shop, count_things; calls are read by vLLM's parser hermes" in done.stdout
+    assert metrics(tmp_path / "run")[0]["turns"] == 1
+
+
+def test_the_template_of_the_page_writes_calls_and_results_as_qwen_does():
+    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
+    tokenizer.chat_template = (ROOT / "examples" / "qwen_tools.jinja").read_text()
+    made = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {"x": "é"}}}]
+    chat = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
+    chat += [{"role": "assistant", "content": "", "tool_calls": made * 2}]
+    chat += [{"role": "tool", "content": "1"}, {"role": "tool", "content": "2"}]
+    text = tokenizer.apply_chat_template(chat, tools=[{"a": 1}, {"b": 2}], tokenize=False, add_generation_prompt=True)
+    assert text.startswith("<|im_start|>system\nS\n\n# Tools\n\nYou may call")
+    assert '\n<tools>\n{"a": 1}\n{"b": 2}\n</tools>\n' in text
+    calls = '\n<tool_call>\n{"name": "f", "arguments": {"x": "é"}}\n</tool_call>' * 2
+    results = "".join(f"\n<tool_response>\n{i}\n</tool_response>" for i in (1, 2))
+    end = f"<|im_end|>\n<|im_start|>assistant{calls}<|im_end|>\n<|im_start|>user{results}<|im_end|>\n"
+    assert text.endswith(f"<|im_start|>user\nU{end}<|im_start|>assistant\n")
 
 
 @pytest.mark.slow

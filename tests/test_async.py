@@ -18,7 +18,7 @@ from transformers import AutoConfig
 
 import grpo_async
 import grpo_stale
-from runtime import checkpoints, checks, memory, records
+from runtime import checkpoints, checks, memory, records, sampler_process
 from runtime.sampler_process import SamplerProcess
 
 FLAGS = {"save_every": 1, "keep_checkpoints": 9, "eval_every": 1, "eval_size": 2, "dtype": "float32", "lr": 1e-3}
@@ -166,6 +166,18 @@ def test_shared_memory_that_is_too_small_is_refused(monkeypatch):
         with refused(says):
             checks.check_model(args, 1024)
     checks.check_model(grpo_stale.Args(model=str(KK_TINY), dtype="float32", max_response_tokens=256), 1024)
+
+
+GPUS = {"": ["5", "7"], "3,2": ["7", "5"], "1,1": ["4", "4"], "4,1": "", "2": "", "-1,2": "", "2,x": "", "2,": ""}
+
+
+@pytest.mark.parametrize(("given", "found"), GPUS.items())
+def test_the_samplers_gpus(given, found, monkeypatch):
+    """Of two trainers on four GPUs, which the system numbers otherwise."""
+    monkeypatch.setattr(sampler_process, "LOCAL_WORLD_SIZE", 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,4,5,7")
+    with refused("" if found else rf"--sampler_gpus '{given}': 2 sampler\(s\) need one of 4 GPUs each"):
+        assert sampler_process.gpus(SimpleNamespace(sampler_gpus=given)) == found
 
 
 def answers(args, next_request, answer):

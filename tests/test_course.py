@@ -24,6 +24,7 @@ import reinforce
 import rloo
 from course import capstone, check, grade, jail, release, sandbox, slides
 from course.sandbox import call
+from rewards import facts
 
 COURSE = ROOT / "course"
 
@@ -129,7 +130,7 @@ def test_files_without_a_result(text, said, tmp_path):
 
 
 def token_log_probs(logits, ids):
-    policy = grpo.Policy(SimpleNamespace(lm_head=lambda states: states.clone()), grpo.Args())  # the states are logits
+    policy = grpo.Policy(SimpleNamespace(lm_head=torch.clone, config=None), grpo.Args())  # the states are logits
     logp, _ = policy.head(logits.flatten(0, 1), ids.flatten(), 1.0, True)
     return logp.view(ids.shape)
 
@@ -193,6 +194,21 @@ def state_advantages(returns, states):
     return gigpo.turn_advantages(conversations, scores, batch, gigpo.Args())[0][:, 0]
 
 
+def two_tools_rewards(calls, needs, bonus, cost):
+    """Of turns with these calls, as rewards/facts.py pays them if its own prices are known."""
+    turns = [facts_turn(call) for call in calls]
+    found = facts.score_conversation(turns, {"needs": needs, "value": 1})["parts"]
+    total = torch.zeros(len(calls))
+    for name, paid in (("right_tool", bonus), ("needless", cost), ("errors", cost)):
+        total += torch.tensor(found[name]) * paid / abs(facts.PAYS[name])
+    return total
+
+
+def facts_turn(call):
+    written = {"": "I know.", "error": "search(moon)", "calculator": "calculator(1 + 1)"}
+    return written.get(call, f"search({call})")
+
+
 TRAINERS = {
     "token_log_probs": token_log_probs,
     "reinforce_loss": reinforce_loss,
@@ -204,6 +220,7 @@ TRAINERS = {
     "token_mean": token_mean,
     "ar_weight": grpo_ar_lopti.ar_weight,
     "conversation_row": conversation_row,
+    "two_tools_rewards": two_tools_rewards,
     "turn_returns": turn_returns,
     "state_advantages": state_advantages,
 }

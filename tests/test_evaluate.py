@@ -82,7 +82,7 @@ def test_equal_problems_are_one_cluster_in_errors_and_comparisons():
     problems = [{"messages": [{"role": "user", "content": text}], "category": "x"} for text in texts]
     names = figures.names_of({"x": Column("", "x")}, [p | {"answer": a} for p, a in zip(problems, (1, 1, 2))])["x"]
     assert names[0] == names[1] != names[2]
-    kept = [[{"response": "so " * (i % 3), "reward": i % 2, "prompt": i % 4, "answer": 1}] for i in range(16)]
+    kept = [[{"response": "so " * (i % 3), "reward": i * i % 5 % 2, "prompt": i % 4, "answer": 1}] for i in range(16)]
     errors = [
         words.count_all(some)[1]["conclusion indicator"]["by_category"]["all"] for some in (kept[:12], kept[:12] * 4)
     ]

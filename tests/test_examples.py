@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT, metrics, python, small, until
+from conftest import ROOT, metrics, python, small, until, write_rows
 
 EXAMPLES = ROOT / "examples"
 PROGRAMS = Path(sys.executable).parent  # where pip puts shellcheck and hadolint
@@ -30,27 +30,37 @@ def test_shell_and_dockerfile_are_as_their_linters_want_them():
 
 
 @pytest.mark.slow
-def test_the_notebook_trains_and_shows_its_curves(tmp_path, monkeypatch):
-    """Its cells in order; with two small steps, and without what it installs."""
+@pytest.mark.parametrize("name", ["first_run", "gpu"])
+def test_the_notebook_trains_and_shows_its_curves(name, tmp_path, monkeypatch, capfd):
+    """Its cells in order; with two small steps, and without what it installs. gpu.ipynb is for a T4; this is a CPU."""
     (tmp_path / "examples").mkdir()
-    for name in (".venv", "grpo.py", "grpo_ar_lopti.py", "models"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    (tmp_path / "examples" / "first_run.ipynb").touch()
+    for part in (".venv", "grpo.py", "grpo_ar_lopti.py", "models", "tools", "runtime", "rewards"):
+        (tmp_path / part).symlink_to(ROOT / part)
+    (tmp_path / "examples" / f"{name}.ipynb").touch()
+    rows = [{"question": f"What is {i} + 1?", "answer": f"It is\n#### {i + 1}"} for i in range(20)]
+    questions = write_rows(tmp_path / "gsm8k.jsonl", rows)
+    instead = {"first_run": small("x")[4:], "gpu": small("x", task="math", data=questions, dtype="float32")}[name]
+    if name == "gpu":
+        del instead[2:4]  # --run_dir: the notebook reads its own
     monkeypatch.chdir(tmp_path / "examples")
     shown = []
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(Image=shown.append))  # a notebook's own
     names = {}
-    for cell in json.loads((EXAMPLES / "first_run.ipynb").read_text())["cells"]:
+    for cell in json.loads((EXAMPLES / f"{name}.ipynb").read_text())["cells"]:
         lines = []
-        for line in "".join(cell["source"]).splitlines() * (cell["cell_type"] == "code"):
+        source = "".join(cell["source"]).replace("\\\n", "")
+        for line in source.splitlines() * (cell["cell_type"] == "code"):
             if line.startswith("!.venv/bin/python"):
-                words = [sys.executable, *line.split()[1:], "--steps", "2", *small("x")[4:]]
+                words = [sys.executable, *line.split()[1:], *(instead if "grpo" in line else [])]
                 subprocess.run(words, check=True, timeout=600, capture_output=True)
             elif not re.match(r"\s*!(\[|make|git)", line):
                 lines.append(line)
         code = "\n".join(lines).replace('    os.chdir("repository")', "    raise AssertionError")
         exec(compile(code, cell["id"], "exec"), names)
     assert [Path(picture).read_bytes()[:4] for picture in shown] == [b"\x89PNG"] and len(names["samples"]) > 0
+    if name == "gpu":
+        assert list(names["accuracy"]) == [0, 2] and "test accuracy" in capfd.readouterr().out
+        assert list(Path("runs/t4/checkpoints").glob("step_*/adapter/*.safetensors"))
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from tools.maintain import propagate
 OWN_WORDS = {
     "archer": ["Args.clip_low"], "dapo": ["compute_advantages"], "dapo_ar_lopti": ["Args.clip_low"],
     "dr_grpo": ["policy_loss"], "entropy_top": ["Args.clip_low"], "grpo_ar_lopti": ["Args.clip_low"], "grpo_kl": ["k3"],
-    "grpo_multi_turn": ["Args.max_response_tokens", "Args.task"], "opd": ["Args.updates_per_step"],
+    "grpo_multi_turn": ["Args.max_response_tokens"], "opd": ["Args.updates_per_step"],
     "ppo": ["Args.kl_coef"], "reinforce_pp": ["Args.kl_coef"], "reinforce_pp_ar_lopti": ["Args.clip_low"],
     "rloo": ["Args.updates_per_step"],
     "sft": ["Args.max_response_tokens", "Args.prompts_per_step", "Args.seed", "Args.task", "Args.updates_per_step"],
@@ -24,8 +24,8 @@ OWN_WORDS = {
 OWN_LINES = {
     "acpo": (12, 50), "archer": (4, 19), "cispo": (8, 18), "dapo": (8, 54), "dapo_ar_lopti": (1, 19), "dppo": (10, 25),
     "dr_grpo": (8, 3), "entropy_top": (1, 19), "gdpo": (5, 11), "grpo_ar_lopti": (1, 20), "grpo_kl": (2, 13),
-    "gigpo": (3, 37), "grpo_async": (30, 63),
-    "grpo_multi_turn": (19, 79), "grpo_stale": (10, 28), "grpo_tis": (3, 36), "gspo": (6, 8), "maxrl": (3, 5),
+    "gigpo": (3, 38), "grpo_async": (30, 63),
+    "grpo_multi_turn": (19, 90), "grpo_stale": (10, 28), "grpo_tis": (3, 36), "gspo": (6, 8), "maxrl": (3, 5),
     "opd": (8, 10), "ppo": (18, 81),
     "reinforce": (55, 15), "reinforce_pp": (10, 18), "reinforce_pp_ar_lopti": (1, 19), "rloo": (8, 22),
     "sapo": (11, 12), "sft": (136, 49),

@@ -26,12 +26,14 @@ from conftest import KK_TINY, ROOT, run, run_together, small, write_rows
 from helpers import SIZES, adamw, arguments, flat, learn, policy_and_optimizer, refused
 from transformers import AutoTokenizer
 
+import evaluation.sampling
+import evaluation.settings
 import grpo
 import opd
 import rewards
 import sft
 from grpo import Args
-from rewards import examples
+from rewards import examples, kk
 from runtime import (
     chats,
     checkpoints,
@@ -332,7 +334,7 @@ def test_a_newer_checkpoint_that_cannot_be_moved_ends_a_resume_from_an_older(thr
     monkeypatch.setattr(checkpoints, "UNDELETABLE", [])
     monkeypatch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(OSError(errno.EBUSY, "busy")))
     with one_line(capsys, code=1, says="step_000003 can't be deleted: start a new run with --model"):
-        checkpoints.load(*policy_and_optimizer(), three / "checkpoints/step_000002")
+        checkpoints.delete_newer(three / "checkpoints/step_000002")
 
 
 def test_runs_that_start_in_the_same_second_get_folders_of_their_own(tmp_path, monkeypatch):
@@ -684,3 +686,12 @@ def test_a_template_that_writes_the_date_writes_the_runs(prepare, tmp_path, caps
         prompt, reply, sizes = begun(resume=resume)
         assert prompt == date and date[-4:] in reply and sizes["template_date"][:4] == date[-4:]
     assert prepare()[-1]["template_date"] is None and "the date" not in capsys.readouterr().out.split("2020")[-1]
+    saved = shutil.copytree(folder, tmp_path / "old/checkpoints/step_000001")
+    (tmp_path / "old/run.json").write_text('{"sizes": {"template_date": "2018-03-01"}}')
+    args = evaluation.settings.Args(
+        suite="kk", max_response_tokens=8, dtype="float32", chat_template="auto", batch=1, template_options="{}"
+    )
+    problem = {**kk.generate(1, "2", seed=1)[0], "samples": 1, "temperature": 0, "seed": 0}
+    for model, date in ((saved, "01 Mar 2018"), (folder, f"{today:%d %b %Y}")):
+        (request,), _ = evaluation.sampling.requests_of(str(model), [problem], args)
+        assert AutoTokenizer.from_pretrained(folder).decode(request["prompt_ids"]).startswith(date)

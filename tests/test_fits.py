@@ -2,11 +2,12 @@
 
 import dataclasses
 import importlib
+import json
 import re
 import shlex
 
 import pytest
-from conftest import KK_TINY, parse, python, small
+from conftest import KK_TINY, ROOT, parse, python, small
 
 import grpo
 import sft
@@ -93,6 +94,19 @@ def test_a_scripts_own_command_fits_its_gpus_of_80_gb(script, monkeypatch):
     machine = dataclasses.replace(CARD, processes=count)
     needed = memory.estimate(fits.MODELS["Qwen/Qwen2.5-3B-Instruct"], args, fits.HEAD_CHUNK, machine)[1]
     assert needed <= machine.gib, command
+
+
+def test_the_command_of_the_notebook_for_a_t4_fits_it(monkeypatch):
+    """examples/gpu.ipynb, which says what the run takes."""
+    monkeypatch.setattr("runtime.flags.ON_GPU", True)
+    cells = json.loads((ROOT / "examples" / "gpu.ipynb").read_text())["cells"]
+    first, *sources = ["".join(cell["source"]) for cell in cells]
+    [command] = [source for source in sources if source.startswith("!.venv/bin/python grpo.py")]
+    args = parse(grpo, *shlex.split(command.replace("\\\n", ""))[2:])
+    assert (args.dtype, args.gradient_checkpointing, args.lora_rank) == ("float16", True, 16)
+    machine = dataclasses.replace(CARD, gib=fits.usable("16 GB"))
+    needed = memory.estimate(fits.MODELS[args.model], args, fits.HEAD_CHUNK, machine)[1]
+    assert f"{needed:.0f} of the T4's 15 GB" in first and needed < machine.gib
 
 
 def test_a_script_without_a_sampler_needs_no_room_for_its_cache():

@@ -1,9 +1,10 @@
 """A run whose sampler computes another model than the trainer ends. The rule itself is in test_runtime.py."""
 
+import os
 from pathlib import Path
 
 import pytest
-from conftest import KK_TINY, ROOT, metrics, run, small
+from conftest import KK_TINY, ROOT, metrics, python, run, small
 
 from course import capstone
 
@@ -26,7 +27,8 @@ def test_a_policy_with_other_logits_ends_before_the_first_step(script, tmp_path)
     mistake = "logits = 1.1 * passes.logits(self.lm, states)"
     changed.write_text((ROOT / f"{script}.py").read_text().replace("logits = passes.logits(self.lm, states)", mistake))
     flags = ["--model", KK_TINY, "--run_dir", tmp_path / "run", "--dtype", "float32", "--eval_size", 4]
-    ended = run(changed, *flags, check=False)
+    # Not by run: a process of pytest's would wait for grpo_async.py's sampler, which waits for its trainer.
+    ended = python(changed, *flags, env=os.environ | {"PYTHONPATH": str(ROOT)})
     line = ended.stderr.splitlines()[-1]
     assert ended.returncode == 1 and line.startswith("error: ") and "nats from transformers" in line, line
     assert ("nats from vLLM" in line) == (script != "sft")

@@ -27,6 +27,7 @@ from tools.maintain import fits
 def check_options(_):
     """Of a process that believes in a GPU."""
     engine.ON_GPU = True
+    torch.cuda.get_device_capability = lambda: (10, 0)  # a B200
     settings = {"model": "models/kk_tiny", "dtype": "bfloat16", "max_prompt_tokens": 8, "max_response_tokens": 8}
     chosen = {}
     for cache in (None, 2.0):
@@ -35,6 +36,7 @@ def check_options(_):
     from vllm.usage.usage_lib import UsageContext
 
     assert chosen["enable_sleep_mode"] and chosen["gpu_memory_utilization"] == 0.1
+    assert chosen["attention_backend"] == "FLASH_ATTN" and engine.attention("float32") == {}
     unknown = chosen.keys() - {field.name for field in dataclasses.fields(arg_utils.EngineArgs)}
     assert not unknown, unknown
     for name, _, gib, _ in CARDS.values():
@@ -48,6 +50,14 @@ def check_options(_):
 
 def test_vllm_knows_each_option_and_its_batches_are_not_larger_than_in_the_estimate(tmp_path):
     run_together(check_options, tmp_path, processes=1)
+
+
+def test_a_b200_gets_flash_attention_and_other_cards_vllms_choice(monkeypatch):
+    monkeypatch.setattr(engine, "ON_GPU", True)
+    for card, (_, capability, *_) in CARDS.items():
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
+        named = [engine.attention(dtype).get("attention_backend") for dtype in ("bfloat16", "float16", "float32")]
+        assert named == (["FLASH_ATTN", "FLASH_ATTN", None] if card == "B200" else [None] * 3)
 
 
 def sleep_and_sync(_):

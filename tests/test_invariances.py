@@ -406,6 +406,16 @@ def test_two_machines_compute_the_gradient_of_one_process(two_processes, tmp_pat
         assert two["mesh"] == (2, 1)
 
 
+def unequal_machines(_):
+    processes.LOCAL_WORLD_SIZE = 1 + processes.RANK
+    with pytest.raises(SystemExit, match="error: each machine needs the same number of processes"):
+        processes.start()
+
+
+def test_machines_with_other_numbers_of_processes_are_refused(tmp_path):
+    run_together(unequal_machines, tmp_path)
+
+
 def compiled(folder):
     """With a compiled head and compiled layers: what a model makes of two steps."""
     processes.start()

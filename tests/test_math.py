@@ -566,6 +566,7 @@ PROBLEMS += [" ", None, [], "\ud800?", [*chat("?"), "!"], [{"role": "assistant",
 BROKEN = [None, {"problem": "?"}, conversation("?", "1")[:1], {"prompt": chat("?"), "reward_model": None}]
 BROKEN += [GOOD | {"problem": problem} for problem in [*PROBLEMS, chat([7]), [{"role": 7, "content": "?"}]]]
 MEDIA = ["images", "image", "image_path", "audio", "Videos", "video_url", "multi_modal_data"]
+MEDIA += ["image_1", "decoded_image", "query_img", "photo"]
 
 
 @pytest.mark.parametrize("key", MEDIA)
@@ -620,6 +621,8 @@ ASKED = {  # the end of a question: a response with 5 → whether it is right, i
     },
     "Put it in <answer> </answer> tags.": {"<answer> 5 </answer>": True, "<answer>5": False, r"\boxed{5}": True},
     "Reply in the following format:\nAnswer: <number>": {"Answer: 5": True},
+    "Both stand within <think> </think> and <answer> </answer> tags.": {"<answer>5</answer>": True},
+    "Give the result following ####.": {"#### 5": True},
     "What is it?": {"#### 5": False, "Answer: 5": False, "<answer>5</answer>": False, r"\boxed{5}": True},
     "He is with us.\n\n#### Problem": {"#### 5": False},  # a heading
     "How many?\nAnswer:": {"Answer: 5": False},

@@ -251,6 +251,10 @@ def test_without_vllm_only_runs_are_refused(refused, monkeypatch, capsys, tmp_pa
         read_settings(["--help"])
     assert ended.value.code == 0 and "evaluate.py" in capsys.readouterr().out
     flags.check_settings(parse(importlib.import_module("sft")))  # it samples nothing
+    monkeypatch.undo()
+    monkeypatch.setattr(sys, "platform", "darwin")  # a vLLM for a Mac counts as none: no run was tried with it
+    with pytest.raises(ValueError, match="runs need vLLM"):
+        checks.check_vllm()
 
 
 def test_importing_a_script_checks_nothing(monkeypatch):

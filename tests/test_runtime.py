@@ -274,6 +274,21 @@ def test_a_build_for_gpus_without_a_usable_gpu_is_refused(monkeypatch):
     checks.check_gpus(SimpleNamespace(dtype="float32"))
 
 
+@pytest.mark.parametrize(("built_for", "says"), [("hip", "AMD GPUs"), ("xpu", "Intel GPUs"), ("cuda", "")])
+def test_a_build_for_gpus_of_others_is_refused_before_torch_is_imported(built_for, says, tmp_path, monkeypatch):
+    """Also if torch finds a GPU: it calls AMD's "cuda". version.py is as torch writes it."""
+    lines = [f"{name}: Optional[str] = {'13.0' if name == built_for else None!r}" for name in ("cuda", "hip", "xpu")]
+    (tmp_path / "version.py").write_text("\n".join(["__version__ = '2.13.0'", *lines]))
+    found = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: found)
+    assert machine.built_for("cuda") == ("13.0" if built_for == "cuda" else "")
+    says = says and f"torch is a build for {says}.*not supported: train on the CPU: `make install GPU=0"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert bool(machine.unusable_gpus()) == bool(says)  # evaluate.py, the doctor and benchmarks call it
+    with refused(says):
+        flags.check_settings(Args())
+
+
 @pytest.mark.parametrize(
     ("name", "capability", "in_bfloat16"),
     [("Tesla T4", (7, 5), "has no bfloat16: give --dtype float16"), ("NVIDIA A100-SXM4-80GB", (8, 0), "")],
@@ -636,7 +651,7 @@ def test_notices_are_hidden_and_errors_are_not():
 
 
 IMPORTS = [
-    ("rewards/*.py", {"runtime", "tools", "lab"}),
+    ("rewards/*.py", {"tools", "lab"}),  # runtime: only in functions that a run calls
     ("runtime/*.py", {"tools", "lab", "course", "benchmarks"}),
     ("tools/*.py", {"lab"}),
     ("*.py", {"tools", "lab"}),  # the trainers
@@ -651,3 +666,5 @@ def test_the_folders_import_in_one_direction(files, may_not):
     for path in paths:
         imported = set(re.findall(r"^ *(?:from|import) (\w+)", path.read_text(), re.MULTILINE))
         assert not imported & may_not, path
+        is_of_rewards = path.parent.name == "rewards"
+        assert not (is_of_rewards and re.search(r"^(?:from|import) runtime", path.read_text(), re.MULTILINE)), path

@@ -9,8 +9,8 @@ from conftest import KK_TINY, answer, data_of, puzzles, row_of_puzzle, task_sett
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
-from rewards import TaskError, find_task, reply, score, scores_of
-from runtime import measure
+from rewards import TaskError, find_task, score, scores_of
+from runtime import measure, tools
 from runtime.chats import decode, encode, load_task
 
 
@@ -169,6 +169,8 @@ NOT_TASKS = [
     (LOAD.replace("asked + [n]", "float('nan')") + SCORE, "can't be kept as JSON"),
     (LOAD.replace("Count to {n}", "Count to {n}\\ud800") + SCORE, "train problem 1: .*a text holds '.ud800'"),
     (LOAD + SCORE.replace("True}", "True, 'at': {1}}"), "can't be kept as JSON: Object of type set"),
+    (LOAD + SCORE.replace("True}", "True, 'step': 'x'}"), "can't have the key 'step': samples.jsonl has its own"),
+    (LOAD.replace('"user"', '"assistant"') + SCORE, "problem 0 of load.. ends with the model's turn: .* prefix"),
     (
         LOAD + SCORE + "def score_all(responses, answers):\n    return [score('', 1)]\n",
         r"score_all\(\) gave .* for 2 resp",
@@ -255,7 +257,7 @@ def test_what_a_task_of_ones_own_can_do_to_a_run(a_task, tokenizer, capfd):
     task.judge.end()
 
 
-def test_a_reply_gets_copies_and_what_it_raises_is_named(a_task):
+def test_a_reply_gets_copies_and_what_it_raises_is_the_reply(a_task, tokenizer):
     text = (
         OWN
         + """
@@ -265,19 +267,29 @@ def reply(turns, problem):
     return {"": None, "half": "caf\\udce9"}.get(turns[0], 3) if turns[0] != "leaves" else exit()
 """
     )
-    task = find_task(a_task(text).task)
-    turns, problem = [""], {"messages": [{"role": "user", "content": "a"}], "answer": {"n": 1}}
-    assert reply(task, turns, problem) is None and not hasattr(task, "failed")
-    assert turns == [""] and problem == {"messages": [{"role": "user", "content": "a"}], "answer": {"n": 1}}
-    ends = {
-        "leaves": "SystemExit",
-        "half": r"ValueError: it: a text holds '.udce9'",
-        "else": "TypeError: it must give a",
+    said = {
+        "": None,
+        "half": r"error: ValueError: the reply: a text holds '\udce9', which is no character",
+        "leaves": "error: SystemExit: None",
+        "else": "error: TypeError: reply() must give a string or None, and gave 3",
     }
-    for turn, said in ends.items():
-        assert reply(task, [turn], problem) is None  # the conversation is over, and the run ends where all meet
-        with pytest.raises(TaskError, match=rf"mine.py: reply\(\) fails.* on '{turn}': {said}"):
-            score(task, [], [])
+    task = find_task(a_task(text).task)
+    problem = {"messages": [{"role": "user", "content": "a"}], "answer": {"n": 1}}
+    talks = [SimpleNamespace(turns=[turn], replies=[], side=tools.Side(task, problem, 0)) for turn in said]
+    limits = SimpleNamespace(tool_timeout=9, max_reply_tokens=99, max_turns=3)
+    assert tools.replies(task, talks, tokenizer, limits) == list(said.values())
+    assert [talk.turns for talk in talks] == [[turn] for turn in said]
+    assert problem == {"messages": [{"role": "user", "content": "a"}], "answer": {"n": 1}}
+
+
+def test_what_a_task_does_to_its_arguments_while_it_is_tried_changes_nothing(a_task, tokenizer):
+    clears = "turns.clear(), problem.clear()"
+    args = a_task(
+        LOAD + SCORE + f"def reply(turns, problem):\n    {clears}\ndef state(turns, problem):\n    {clears}\n"
+    )
+    task, train, _ = load_task(args, tokenizer)
+    assert train[0]["answer"] == [None, "train", None, 0, 2] and train[0]["messages"][0]["content"] == "Count to 2"
+    task.judge.end()
 
 
 def test_a_task_in_two_files_imports_its_sibling_later_too(a_task, tokenizer, tmp_path):

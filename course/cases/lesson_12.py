@@ -307,4 +307,68 @@ FIRST_WRONG_TOKENS = Exercise(
     },
 )
 
-EXERCISES = [CONVERSATION_ROW, CONVERSATION_LOSS, FIRST_WRONG_TOKENS]
+
+def random_calls(rng):
+    things = ["lamp", "chair", "table"]
+    needs = [*things[: drawn(rng, 1, 3)], "calculator"]
+    known = [*things, "calculator", "error", ""]
+    calls = ["calculator", *(known[drawn(rng, 0, len(known))] for _ in range(6)), *reversed(things), "calculator", ""]
+    return {"calls": calls, "needs": needs, "bonus": 0.5, "cost": 0.1}
+
+
+def paid(
+    calls, needs, bonus, cost, *, again=False, early=False, in_order=False, error=1, repeated=1, silence=0, share=None
+):  # fmt: skip
+    """The right rewards, or those of another rule."""
+    left, found = [*needs], []
+    for call in calls:
+        is_needed = call in left and (early or call != "calculator" or len(left) == 1)
+        if is_needed and not (in_order and call != left[0]):
+            found.append(bonus / (share or len(needs)))
+            left = left if again else [one for one in left if one != call]
+        else:
+            is_repeated = call in needs and call not in left
+            found.append(-cost * (error if call == "error" else repeated if is_repeated else 1 if call else silence))
+    return torch.tensor(found)
+
+
+def under(**rule):
+    return lambda *arguments: paid(*arguments, **rule)
+
+
+TWO_TOOLS_REWARDS = Exercise(
+    "12.4",
+    "two_tools_rewards",
+    cases=[
+        # One thing: 0.6 / 1; looked up again: −0.1; the answer is no call.
+        Case({"calls": ["rug", "rug", ""], "needs": ["rug"], "bonus": 0.6, "cost": 0.1}, floats([0.6, -0.1, 0])),
+        # 0.6 / 3 each. The first sum comes too early, the jar was not asked for, and a call failed.
+        Case(
+            {
+                "calls": ["rug", "calculator", "jar", "error", "lamp", "calculator", ""],
+                "needs": ["lamp", "rug", "calculator"],
+                "bonus": 0.6,
+                "cost": 0.1,
+            },
+            floats([0.2, -0.1, -0.1, -0.1, 0.2, 0.2, 0]),
+        ),
+    ],
+    random=random_calls,
+    mistakes={
+        "the calculator is paid before all prices are known: its sum can only be a guess": under(early=True),
+        "the same call is paid twice: repeating a search would be an easy income": under(again=True),
+        "a repeated call costs nothing": under(repeated=0),
+        "a failed call costs nothing": under(error=0),
+        "a turn without a call costs as much as a needless call: the answer is one": under(silence=1),
+        "searches are paid only in the order of needs: any order will do": under(in_order=True),
+        "each needed call gets the whole bonus: then questions with more things pay more": under(share=1),
+        "the bonus is divided by the number of turns, not by the number of needed calls": (
+            lambda calls, *rest: paid(calls, *rest, share=len(calls))
+        ),
+        "all turns get the conversation's sum: a reward for each turn is asked for": (
+            lambda calls, *rest: paid(calls, *rest).sum().repeat(len(calls))
+        ),
+    },
+)
+
+EXERCISES = [CONVERSATION_ROW, CONVERSATION_LOSS, FIRST_WRONG_TOKENS, TWO_TOOLS_REWARDS]

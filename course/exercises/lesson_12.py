@@ -1,4 +1,4 @@
-"""Lesson 12: several turns. Write the three functions, then run `python -m course.check 12`.
+"""Lesson 12: several turns. Write the four functions, then run `python -m course.check 12`.
 
 N is the number of conversations, T the number of positions.
 """
@@ -50,7 +50,24 @@ def first_wrong_tokens(conversations, pieces):
     raise NotImplementedError
 
 
-# 12.4 (open)  How many of a real model's turns come back with other ids if they are decoded and
+def two_tools_rewards(calls, needs, bonus, cost):
+    """The reward of each turn in a conversation with two tools: search(thing) and calculator.
+
+    calls: a list with a string for each turn: the thing that was searched for, "calculator",
+    "error" for a call that failed, or "" for a turn without a call. needs: a list of different
+    strings: the things whose prices the question needs and, at its end, perhaps "calculator".
+
+        bonus / |needs|   for a call that is in needs, and was not paid before
+        −cost             for any other call: needless, repeated, failed
+        0                 without a call       (parts per turn of rewards/facts.py)
+
+    Searches may come in any order. The calculator is needed only after all searches in needs: until
+    then the sum can't be known. Leave the arguments as they are.
+    """
+    raise NotImplementedError
+
+
+# 12.5 (open)  How many of a real model's turns come back with other ids if they are decoded and
 # encoded again? Sample e.g. 48 turns of SmolLM2 with transformers' `generate` (do_sample=True,
 # temperature 1, top_k 0), on the calculator's prompts: rewards.calculator.load(None, "train",
 # size=6) makes problems, and runtime.chats.encode(tokenizer, problem) the ids of a prompt. It takes

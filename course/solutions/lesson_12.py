@@ -1,4 +1,4 @@
-"""Solutions of lesson 12: several turns. Run as a script, it prints the numbers of 12.4."""
+"""Solutions of lesson 12: several turns. Run as a script, it prints the numbers of 12.5."""
 
 import torch
 
@@ -33,7 +33,20 @@ def first_wrong_tokens(conversations, pieces):
     return torch.tensor(found)
 
 
-# 12.4  How many turns of a real model come back with other ids?
+def two_tools_rewards(calls, needs, bonus, cost):
+    still_needed = [*needs]
+    rewards = []
+    for call in calls:
+        is_too_early = call == "calculator" and len(still_needed) > 1
+        if call in still_needed and not is_too_early:
+            still_needed.remove(call)
+            rewards.append(bonus / len(needs))
+        else:
+            rewards.append(-cost if call else 0.0)
+    return torch.tensor(rewards)
+
+
+# 12.5  How many turns of a real model come back with other ids?
 #
 # Run this file to count it for SmolLM2: 4 problems of the calculator and 4 games, 8 first turns
 # each at temperature 1, at most 24 tokens. It takes minutes on a CPU; we have not kept the numbers.

@@ -31,7 +31,7 @@ from tools.doctor import CHANGES
 ROOT = Path(__file__).parents[2]
 MOVED = "tests/digits.txt"  # digits count since the commit that last changed this file
 OF_DIGITS = [":(glob)*.py", "runtime", "rewards", "models"]  # the numbers depend on these git paths
-SMALL = """--model models/kk_tiny --steps 2 --save_every 1 --prompts_per_step 4 --max_response_tokens 48
+SMALL = """--model models/kk_tiny --task kk --steps 2 --save_every 1 --prompts_per_step 4 --max_response_tokens 48
     --micro_batch_tokens 2000 --eval_size 4 --seed 7 --dtype float32""".split()
 # For all scripts but sft.py. Temperature 1 would hide a script that forgets the temperature.
 SAMPLED = "--responses_per_prompt 4 --temperature 0.8 --kv_cache_gb 0.25".split()
