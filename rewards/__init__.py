@@ -209,10 +209,10 @@ def with_ended(scores):
     from rewards.own import TIMED_OUT
 
     ended = {"correct": False, "format": False, "timed_out": True}
-    complete = [score for score in scores if score is not TIMED_OUT]
+    complete = [score for score in scores if score != TIMED_OUT]
     ended["reward"] = min([0.0, *(score["reward"] for score in complete)])
     ended["parts"] = {name: 0.0 for score in complete for name in score.get("parts", {})}
-    return [ended if score is TIMED_OUT else score for score in scores]
+    return [ended if score == TIMED_OUT else score for score in scores]
 
 
 def parts_of(task, responses, scores):

@@ -74,11 +74,15 @@ def set_up(task, tokenizer, args):
 # ---------------------------------------------------------------------------------- side by side
 
 
+class Late(TimeoutError):
+    """A call took too long."""
+
+
 def side_by_side(jobs, seconds):
     """Run (function, line) jobs in threads. Return [(value, None) or (None, exception)], in order.
 
-    line: a queue whose own thread runs the function; None: a new thread. A TimeoutError after so
-    many seconds: a thread can't be ended, so it goes on, but nobody waits for it.
+    line: a queue whose own thread runs the function; None: a new thread. The exception is Late
+    after so many seconds: a thread can't be ended, so it goes on, but nobody waits for it.
     """
     results = []
     for first in range(0, len(jobs), AT_ONCE):
@@ -89,7 +93,7 @@ def side_by_side(jobs, seconds):
             run((function, futures[-1]))
         wait(futures, seconds)
         for future in futures:
-            late = TimeoutError(f"no result within {seconds:g} s")
+            late = Late(f"no result within {seconds:g} s")
             error = future.exception() if future.done() else late
             results.append((None if error else future.result(), error))
     return results
@@ -142,7 +146,8 @@ class Side:
     def failed(self, error):
         """Count a failed call; return the reply that says so."""
         self.num_errors += 1
-        self.last_error = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        said = str(error) if isinstance(error, Late) else f"{type(error).__name__}: {error}"
+        self.last_error = " ".join(said.split())[:300]
         return f"error: {self.last_error}"
 
 
@@ -262,7 +267,7 @@ def scores_of_objects(conversations, seconds):
     found = []
     for one, (score, error) in zip(conversations, results):
         one.side.line.put(None)  # its thread ends
-        if isinstance(error, TimeoutError):
+        if isinstance(error, Late):
             score = own.TIMED_OUT
         elif error:
             file = one.side.task.__file__
