@@ -384,7 +384,8 @@ def test_the_page_of_an_agent_with_two_tools(tmp_path):
     assert [one["reward"] for one in scores_of(task, given, [train[0]["answer"]] * 3)] == [1, 0, 0]
 
     flags = {"model": tmp_path / "agent", "task": tmp_path / "stock.py", "max_prompt_tokens": 1048, "steps": 1}
-    done = run("grpo_multi_turn.py", *small(tmp_path / "run", **flags, max_response_tokens=24))
+    flags |= {"max_response_tokens": 8, "prompts_per_step": 2, "responses_per_prompt": 2, "eval_size": 1, "kl_coef": 0}
+    done = run("grpo_multi_turn.py", *small(tmp_path / "run", **flags))
     assert "find_shop, count_things; calls are read by vLLM's parser hermes" in done.stdout
     assert metrics(tmp_path / "run")[0]["turns"] == 1
 

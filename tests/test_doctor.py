@@ -86,7 +86,7 @@ def test_make_downloads_nothing_if_something_is_missing(tmp_path):
         (refuses, "error: tools/prerequisites.py cpu"),
         ("no-python", "error: there is no no-python"),
     ):
-        words = ["make", "install", "GPU=0", f"VENV={tmp_path}/venv", f"PYTHON={command}"]
+        words = ["make", "--no-print-directory", "install", "GPU=0", f"VENV={tmp_path}/venv", f"PYTHON={command}"]
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
         assert done.returncode and done.stderr.splitlines()[0].startswith(said), done.stderr
         assert not done.stdout and not (tmp_path / "venv").exists()
