@@ -117,7 +117,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from rewards import score
+from rewards import score, with_part
 from runtime import (
     checkpoints,
     engine,
@@ -342,7 +342,7 @@ def dynamic_sampling(llm, task, train, num_used, step, clock, args):
     """Samples prompts_per_step prompts, and as many again until that many groups are mixed.
 
     At most max_refills times. A group is a prompt's responses; mixed ones have different rewards.
-    Returns the mixed groups as a batch to train on, with their rewards, penalties included, [N, 1];
+    Returns the mixed groups as a batch to train on, with their scores, penalties included;
     what this process has sampled, dropped groups included: vLLM's responses, their problems and
     scores; the new num_used; and the numbers of groups, as metrics.
     """
@@ -362,7 +362,7 @@ def dynamic_sampling(llm, task, train, num_used, step, clock, args):
         for s, length in zip(new_scores, batch["mask"].sum(1).tolist()):
             s["penalty"] = overlong_penalty(length, args)
         clock.lap("score")
-        batch["rewards"] = torch.tensor([[s["reward"] + s["penalty"]] for s in new_scores])
+        batch["scores"] = [with_part(s, "overlong_penalty", s["penalty"]) for s in new_scores]
         mixed += gather_groups(batch, is_mixed(new_scores, args))
         responses += new_responses
         problems += new_problems
@@ -405,13 +405,14 @@ def overlong_penalty(num_tokens, args):
     return min(0, args.max_response_tokens - buffer - num_tokens) / max(1, buffer)
 
 
-def compute_advantages(rewards, batch, args):
+def compute_advantages(scores, batch, args):
     """Compute the advantage of every response token: the reward, normalised within its group.
 
-    rewards [N]: the G responses to a prompt are consecutive.
+    scores: one per response; the G responses to a prompt are consecutive.
     Returns [N, T], zero outside the batch's mask (response tokens). In a group of one response,
     the mean is set to 0 and the standard deviation to 1, as in the library verl.
     """
+    rewards = torch.tensor([s["reward"] for s in scores])  # [N]
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
@@ -422,7 +423,9 @@ def compute_advantages(rewards, batch, args):
         mean = groups.mean(1, keepdim=True)  # [prompts, 1]
         std = groups.std(1, keepdim=True)  # divides by G − 1
     advantages = (groups - mean) / (std + 1e-6)
-    return advantages.reshape(-1, 1) * batch["mask"]  # [N, T]
+    advantages = advantages.reshape(-1, 1)  # [N, 1]
+    # Each response token gets the advantage; all other places get 0.
+    return advantages * ar_weight(batch["old_logp"], args.alpha) * batch["mask"]  # [N, T]
 
 
 def ar_weight(old_logp, alpha):
@@ -605,10 +608,10 @@ def main():
         clock = Clock()  # times each phase
 
         # Sample and score groups of responses, until enough groups have something to teach.
-        batch, responses, problems, scores, num_used, of_groups = dynamic_sampling(
+        batch, responses, problems, all_scores, num_used, of_groups = dynamic_sampling(
             llm, task, train, num_used, step, clock, args
         )
-        rewards = batch.pop("rewards")[:, 0]  # [N]
+        scores = batch.pop("scores")  # of the groups in the batch, penalties included
         engine.sleep(llm)  # frees GPU memory for training; sync_weights wakes it up
 
         # Compute advantages, and log-probabilities from before the update.
@@ -617,8 +620,7 @@ def main():
             batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
         else:
             batch["ref_logp"] = batch["old_logp"]  # a placeholder: β is 0
-        batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
-        batch["advantages"] *= ar_weight(batch["old_logp"], args.alpha)
+        batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         clock.lap("logprob")
 
         # Update the policy, and copy the new weights to vLLM.
@@ -634,12 +636,12 @@ def main():
         gap = (batch["old_logp"] - batch["sampler_logp"]).abs()  # [N, T]
         metrics = {
             "step": step,
-            **measure.of_responses(responses, problems, scores, args),  # reward, accuracy, lengths
+            **measure.of_responses(responses, problems, all_scores, args),  # of all sampled
             # Means over the response tokens of all processes:
             "entropy": measure.token_mean(batch["entropy"], batch["mask"]),
             "sampler_gap": measure.token_mean(gap, batch["mask"]),
             "kl": measure.token_mean(kl, batch["mask"]) if reference else None,
-            "overlong_penalty": measure.mean_of_all([s["penalty"] for s in scores]),
+            "overlong_penalty": measure.mean_of_all([s["penalty"] for s in all_scores]),
             **of_groups,
             **updated,
             "weights_changed": measure.share_changed(weights_before, policy, args.dtype),
@@ -648,7 +650,7 @@ def main():
         if step == args.steps or (step % args.eval_every == 0 and not run.interrupted()):
             metrics.update(evaluate(llm, task, test, step, run, args))
         run.write(metrics)  # to metrics.jsonl, TensorBoard and, in one line, the terminal
-        run.write_samples(step, problems, responses, scores)  # saves a few of them
+        run.write_samples(step, problems, responses, all_scores)  # saves a few of them
         if step % args.save_every == 0:
             # Even if the run is killed here, the last complete checkpoint stays intact.
             checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)

@@ -334,13 +334,14 @@ def sync_weights(policy, llm, args):
 # --------------------------------------------------------------------------------------- advantages
 
 
-def compute_advantages(rewards, batch, args):
+def compute_advantages(scores, batch, args):
     """Advantage of every response token, [N, T]: its parts, normalised in their groups and summed.
 
-    rewards [N, parts]: the G responses to a prompt follow each other. The batch's mask [N, T] is
-    True on response tokens; the advantage is zero elsewhere. A group of one response has mean 0 and
+    scores: one per response; the G responses to a prompt are consecutive. The batch's mask [N, T]
+    is True on response tokens; the advantage is zero elsewhere. In a group of one response,
     the mean is set to 0 and the standard deviation to 1, as in the library verl.
     """
+    rewards = torch.tensor(parts_of(scores, args.task))  # [N, parts]
     groups = rewards.view(-1, args.responses_per_prompt, rewards.shape[-1])  # [prompts, G, parts]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
@@ -358,7 +359,9 @@ def compute_advantages(rewards, batch, args):
     largest = max(gather([parts.abs().sum(-1).max().item()]))  # how large a sum could be
     if of_step.max() - of_step.min() > 1e-5 * largest:
         advantages = (sums - of_step.mean()) / (of_step.std() + 1e-6)
-    return advantages.reshape(-1, 1) * batch["mask"]  # [N, T]
+    advantages = advantages.reshape(-1, 1)  # [N, 1]
+    # Each response token gets the advantage; all other places get 0.
+    return advantages * batch["mask"]  # [N, T]
 
 
 # --------------------------------------------------------------------------------------------- loss
@@ -522,7 +525,6 @@ def main():
         # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
         # the answer right?) and format (are the required tags there?).
         scores = score(task, responses, problems)
-        rewards = torch.tensor(parts_of(task, responses, scores))  # [N, parts]
         clock.lap("score")
 
         # Compute advantages, and log-probabilities from before the update.
@@ -531,7 +533,7 @@ def main():
             batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
         else:
             batch["ref_logp"] = batch["old_logp"]  # a placeholder: β is 0
-        batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
+        batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         clock.lap("logprob")
 
         # Update the policy, and copy the new weights to vLLM.

@@ -463,13 +463,14 @@ def sync_weights(policy, llm, args):
 # --------------------------------------------------------------------------------------- advantages
 
 
-def compute_advantages(rewards, batch, args):
+def compute_advantages(scores, batch, args):
     """Compute the advantage of every response token: the reward, normalised within its group.
 
-    rewards [N]: the G responses to a prompt are consecutive.
+    scores: one per response; the G responses to a prompt are consecutive.
     Returns [N, T], zero outside the batch's mask (response tokens). In a group of one response,
     the mean is set to 0 and the standard deviation to 1, as in the library verl.
     """
+    rewards = torch.tensor([s["reward"] for s in scores])  # [N]
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
@@ -480,20 +481,23 @@ def compute_advantages(rewards, batch, args):
         mean = groups.mean(1, keepdim=True)  # [prompts, 1]
         std = groups.std(1, keepdim=True)  # divides by G − 1
     advantages = (groups - mean) / (std + 1e-6)
-    return advantages.reshape(-1, 1) * batch["mask"]  # [N, T]
+    advantages = advantages.reshape(-1, 1)  # [N, 1]
+    of_turns = turn_advantages(scores, batch, args)  # [N, T]
+    advantages = args.episode_weight * advantages + args.omega * of_turns
+    # Each response token gets the advantage; all other places get 0.
+    return advantages * batch["mask"]  # [N, T]
 
 
-def turn_advantages(conversations, scores, batch, args):
+def turn_advantages(scores, batch, args):
     """Compute A_turn of every token: its turn's return, normalised over turns with an equal state.
 
-    scores: of the conversations; rewards.turn_rewards reads each turn's reward from them.
-    Returns [N, T], zero outside the batch's mask, and per turn whether another one has its state.
+    scores: of the conversations; each has its turns, too, as (problem, state, number of tokens).
+    rewards.turn_rewards reads each turn's reward. Returns [N, T], zero outside the batch's mask.
     """
     turns = []  # (state, return) of every turn, in order
-    for conversation, found in zip(conversations, scores):
-        returns = discounted_returns(turn_rewards(found, len(conversation.turns)), args.gamma)
-        group = conversation.problem["id"] if args.anchors == "group" else None
-        turns += [((group, one), value) for one, value in zip(conversation.states, returns)]
+    for found in scores:
+        returns = discounted_returns(turn_rewards(found, len(found["turns"])), args.gamma)
+        turns += zip(states_of([found], args), returns)
     of_state = {}  # state: the returns of all turns that begin in it, in all processes
     for one, value in gather(turns):
         of_state.setdefault(one, []).append(value)
@@ -503,10 +507,22 @@ def turn_advantages(conversations, scores, batch, args):
         returns = torch.tensor(of_state[one], dtype=torch.float64) - of_state[one][0]
         # A turn alone in its state has A_turn 0: there is no other to compare it with.
         std = returns.std() + 1e-6 if args.turn_std and len(returns) > 1 else 1.0
-        advantages.append((value - of_state[one][0] - returns.mean()) / std)
-    lengths = torch.tensor([length for one in conversations for length in one.lengths])
-    of_tokens = torch.tensor(advantages).float().repeat_interleave(lengths)  # in the mask's order
-    return to_rows(of_tokens, batch["mask"]), [len(of_state[one]) > 1 for one, _ in turns]
+        advantages.append(((value - of_state[one][0] - returns.mean()) / std).item())
+    lengths = torch.tensor([length for found in scores for *_, length in found["turns"]])
+    of_tokens = torch.tensor(advantages).repeat_interleave(lengths)  # in the mask's order
+    return to_rows(of_tokens, batch["mask"])
+
+
+def states_of(scores, args):
+    """Return the state in which each turn begins, in order; in a group, together with its problem.
+
+    So turns of different groups are compared only with --anchors step.
+    """
+    states = []
+    for found in scores:
+        for problem, begins, _ in found["turns"]:
+            states.append((problem if args.anchors == "group" else None, begins))
+    return states
 
 
 def discounted_returns(rewards, gamma):
@@ -678,7 +694,6 @@ def main():
         # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
         # the answer right?) and format (are the required tags there?).
         scores = score(task, responses, problems)
-        rewards = torch.tensor([s["reward"] for s in scores])  # [N]
         clock.lap("score")
 
         # Compute advantages, and log-probabilities from before the update.
@@ -687,9 +702,7 @@ def main():
             batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
         else:
             batch["ref_logp"] = batch["old_logp"]  # a placeholder: β is 0
-        of_episodes = compute_advantages(rewards, batch, args)  # [N, T]
-        of_turns, shared = turn_advantages(responses, scores, batch, args)  # [N, T], per turn
-        batch["advantages"] = args.episode_weight * of_episodes + args.omega * of_turns
+        batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         clock.lap("logprob")
 
         # Update the policy, and copy the new weights to vLLM.
@@ -706,8 +719,7 @@ def main():
         metrics = {
             "step": step,
             **measure.of_responses(responses, problems, scores, args),  # reward, accuracy, lengths
-            **measure.of_turns(responses),  # turns, tool_rate, tool_errors
-            "shared_states": measure.mean_of_all(shared),  # fraction of turns
+            "shared_states": measure.shared(states_of(scores, args)),  # fraction of turns
             # Means over the response tokens of all processes:
             "entropy": measure.token_mean(batch["entropy"], batch["mask"]),
             "sampler_gap": measure.token_mean(gap, batch["mask"]),

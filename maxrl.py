@@ -340,16 +340,19 @@ def sync_weights(policy, llm, args):
 # --------------------------------------------------------------------------------------- advantages
 
 
-def compute_advantages(rewards, batch, args):
+def compute_advantages(scores, batch, args):
     """Advantage of every response token, [N, T]: (reward − mean) / mean of its group.
 
-    rewards [N], each 0 or 1: the G responses to a prompt follow each other. The batch's mask [N, T]
+    scores: one per response; the G responses to a prompt are consecutive. The batch's mask [N, T]
     is True on response tokens; the advantage is zero elsewhere, and in a group that is all wrong.
     """
+    rewards = torch.tensor([float(s["correct"]) for s in scores])  # [N], 0 or 1
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean = groups.mean(1, keepdim=True)  # the share of correct responses, [prompts, 1]
     advantages = torch.where(mean > 0, (groups - mean) / mean, 0)
-    return advantages.reshape(-1, 1) * batch["mask"]  # [N, T]
+    advantages = advantages.reshape(-1, 1)  # [N, 1]
+    # Each response token gets the advantage; all other places get 0.
+    return advantages * batch["mask"]  # [N, T]
 
 
 # --------------------------------------------------------------------------------------------- loss
@@ -484,11 +487,10 @@ def main():
         # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
         # the answer right?) and format (are the required tags there?).
         scores = score(task, responses, problems)
-        rewards = torch.tensor([float(s["correct"]) for s in scores])  # [N], 0 or 1
         clock.lap("score")
 
         # Update the policy, and copy the new weights to vLLM.
-        batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
+        batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         # For a metric: the fraction of weights that the update changes, in --dtype.
         weights_before = measure.some_weights(policy, args.dtype)
         updated = update(policy, optimizer, batch, step, args)  # metrics

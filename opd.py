@@ -352,13 +352,15 @@ def sync_weights(policy, llm, args):
 # --------------------------------------------------------------------------------------- advantages
 
 
-def compute_advantages(rewards, batch, args):
+def compute_advantages(scores, batch, args):
     """Advantage of every response token, [N, T]: −(log π − log π_teacher), zero elsewhere.
 
-    The batch's old_logp, teacher_logp and mask are [N, T]. The rewards [N] are not used, and there
+    The batch's old_logp, teacher_logp and mask are [N, T]. The scores are not used, and there
     is no baseline: the advantage is 0 where student and teacher agree.
     """
-    return (batch["teacher_logp"] - batch["old_logp"]) * batch["mask"]  # [N, T]
+    advantages = batch["teacher_logp"] - batch["old_logp"]  # [N, T]
+    # Each response token gets the advantage; all other places get 0.
+    return advantages * batch["mask"]  # [N, T]
 
 
 # --------------------------------------------------------------------------------------------- loss
@@ -489,13 +491,12 @@ def main():
         # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
         # the answer right?) and format (are the required tags there?).
         scores = score(task, responses, problems)
-        rewards = torch.tensor([s["reward"] for s in scores])  # [N]
         clock.lap("score")
 
         # Probabilities before the update and the teacher's, and advantages.
         batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
         batch["teacher_logp"], _ = log_probs(teacher, batch, args, with_entropy=False)  # [N, T]
-        batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
+        batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         clock.lap("logprob")
 
         # Update the policy, and copy the new weights to vLLM.

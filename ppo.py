@@ -395,11 +395,12 @@ def sync_weights(policy, llm, args):
 # --------------------------------------------------------------------------------------- advantages
 
 
-def estimate_advantages(rewards, batch, args):
+def estimate_advantages(scores, batch, args):
     """Â of every response token by GAE, [N, T] in float64, zero elsewhere.
 
-    rewards [N]; the batch's old_logp, ref_logp, values and mask are [N, T].
+    scores: one per response; the batch's old_logp, ref_logp, values and mask are [N, T].
     """
+    rewards = torch.tensor([s["reward"] for s in scores])  # [N]
     mask = batch["mask"]
     values = batch["values"].double()
     k1 = (batch["old_logp"].double() - batch["ref_logp"]) * mask  # [N, T], in nats
@@ -417,19 +418,21 @@ def estimate_advantages(rewards, batch, args):
     return advantages
 
 
-def compute_advantages(rewards, batch, args):
+def compute_advantages(scores, batch, args):
     """Advantage of every response token, [N, T]: GAE's, whitened over the step's tokens.
 
-    rewards [N]; batch as in estimate_advantages. The tokens of all processes count; the variance
+    scores, batch: as in estimate_advantages. The tokens of all processes count; the variance
     divides by their number less one.
     """
     mask = batch["mask"]
-    advantages = estimate_advantages(rewards, batch, args)
+    advantages = estimate_advantages(scores, batch, args)
     num_tokens = all_reduce(mask.sum())
     mean = all_reduce(advantages.sum()) / num_tokens
     variance = all_reduce((advantages - mean)[mask].square().sum()) / max(1, num_tokens - 1)
     whitened = (advantages - mean) / math.sqrt(variance + 1e-8)
-    return (whitened * mask).to(rewards.dtype)  # [N, T]
+    advantages = whitened.to(batch["old_logp"])  # [N, T] in float32
+    # Each response token gets the advantage; all other places get 0.
+    return advantages * batch["mask"]  # [N, T]
 
 
 # --------------------------------------------------------------------------------------------- loss
@@ -654,7 +657,6 @@ def main():
         # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
         # the answer right?) and format (are the required tags there?).
         scores = score(task, responses, problems)
-        rewards = torch.tensor([s["reward"] for s in scores])  # [N]
         clock.lap("score")
 
         # Probabilities before the update.
@@ -667,8 +669,8 @@ def main():
 
         # Values before the update, advantages and returns; then the value model's update.
         batch["values"] = compute_values(value_model, batch, args)  # [N, T]
-        batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
-        estimates = estimate_advantages(rewards, batch, args).float()  # Â, not whitened
+        batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
+        estimates = estimate_advantages(scores, batch, args).float()  # Â, not whitened
         batch["returns"] = estimates + batch["values"]  # [N, T]
         values_updated = update_values(value_model, value_optimizer, batch, step, args)  # metrics
         clock.lap("value")

@@ -364,15 +364,18 @@ def sync_weights(policy, llm, args):
 # --------------------------------------------------------------------------------------- advantages
 
 
-def compute_advantages(rewards, batch, args):
+def compute_advantages(scores, batch, args):
     """Advantage of every response token, [N, T]: the reward minus the mean reward of the step.
 
-    rewards [N]; the mean is over the responses of all processes. The batch's mask [N, T] is True on
-    response tokens; the advantage is zero elsewhere.
+    scores: one per response; the mean is over the responses of all processes. The batch's mask
+    [N, T] is True on response tokens; the advantage is zero elsewhere.
     """
+    rewards = torch.tensor([s["reward"] for s in scores])  # [N]
     # all_reduce: the sum over the processes
     mean = all_reduce(rewards.double().sum()) / all_reduce(len(rewards))
-    return (rewards - mean)[:, None] * batch["mask"]  # [N, T]
+    advantages = (rewards - mean)[:, None]  # [N, 1]
+    # Each response token gets the advantage; all other places get 0.
+    return advantages * batch["mask"]  # [N, T]
 
 
 # --------------------------------------------------------------------------------------------- loss
@@ -507,11 +510,10 @@ def main():
         # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
         # the answer right?) and format (are the required tags there?).
         scores = score(task, responses, problems)
-        rewards = torch.tensor([s["reward"] for s in scores])  # [N]
         clock.lap("score")
 
         # Update the policy, and copy the new weights to vLLM.
-        batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
+        batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         # For a metric: the fraction of weights that the update changes, in --dtype.
         weights_before = measure.some_weights(policy, args.dtype)
         updated = update(policy, optimizer, batch, step, args)  # metrics

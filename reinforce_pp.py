@@ -334,13 +334,14 @@ def sync_weights(policy, llm, args):
 # --------------------------------------------------------------------------------------- advantages
 
 
-def token_returns(rewards, batch, args):
+def token_returns(scores, batch, args):
     """Return R of every response token (eq. 20), [N, T] in float64; its mean and its variance.
 
-    rewards [N]; the batch's old_logp, ref_logp and mask are [N, T]. R is zero outside the mask.
-    Mean and variance are floats, over the response tokens of all processes; the variance divides by
-    their number less one, and is 0 for a single token.
+    scores: one per response; the batch's old_logp, ref_logp and mask are [N, T]. R is zero outside
+    the mask. Mean and variance are floats, over the response tokens of all processes; the variance
+    divides by their number less one, and is 0 for a single token.
     """
+    rewards = torch.tensor([s["reward"] for s in scores])  # [N]
     mask = batch["mask"]
     k1 = (batch["old_logp"].double() - batch["ref_logp"]) * mask  # [N, T], in nats
     k1_to_come = k1.flip(1).cumsum(1).flip(1)  # summed from the end: of this token and all after it
@@ -352,14 +353,16 @@ def token_returns(rewards, batch, args):
     return returns, mean, variance
 
 
-def compute_advantages(rewards, batch, args):
+def compute_advantages(scores, batch, args):
     """Advantage of every response token, [N, T]: its return, normalised over the step's tokens.
 
-    rewards [N]; batch as in token_returns. The tokens of all processes count.
+    scores, batch: as in token_returns. The tokens of all processes count.
     """
-    returns, mean, variance = token_returns(rewards, batch, args)
+    returns, mean, variance = token_returns(scores, batch, args)
     advantages = (returns - mean) / math.sqrt(variance + 1e-8)
-    return (advantages * batch["mask"]).to(rewards.dtype)  # [N, T]
+    advantages = advantages.to(batch["old_logp"])  # [N, T] in float32
+    # Each response token gets the advantage; all other places get 0.
+    return advantages * batch["mask"]  # [N, T]
 
 
 # --------------------------------------------------------------------------------------------- loss
@@ -523,7 +526,6 @@ def main():
         # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
         # the answer right?) and format (are the required tags there?).
         scores = score(task, responses, problems)
-        rewards = torch.tensor([s["reward"] for s in scores])  # [N]
         clock.lap("score")
 
         # Compute advantages, and log-probabilities from before the update.
@@ -532,7 +534,7 @@ def main():
             batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
         else:
             batch["ref_logp"] = batch["old_logp"]  # a placeholder: β is 0
-        batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
+        batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         clock.lap("logprob")
 
         # Update the policy, and copy the new weights to vLLM.
@@ -545,7 +547,7 @@ def main():
 
         # Log, evaluate, save.
         kl = k3(batch["old_logp"], batch["ref_logp"])  # [N, T]
-        returns, return_mean, return_variance = token_returns(rewards, batch, args)
+        returns, return_mean, return_variance = token_returns(scores, batch, args)
         gap = (batch["old_logp"] - batch["sampler_logp"]).abs()  # [N, T]
         metrics = {
             "step": step,
@@ -556,7 +558,7 @@ def main():
             "kl": measure.token_mean(kl, batch["mask"]) if reference else None,
             "return": return_mean,
             "return_std": return_variance**0.5,
-            "kl_share": measure.kl_share(rewards, returns, batch["mask"]),  # of the returns' size
+            "kl_share": measure.kl_share(scores, returns, batch["mask"]),  # of the returns' size
             **updated,
             "weights_changed": measure.share_changed(weights_before, policy, args.dtype),
             **timings,

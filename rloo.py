@@ -341,18 +341,23 @@ def sync_weights(policy, llm, args):
 # --------------------------------------------------------------------------------------- advantages
 
 
-def compute_advantages(rewards, batch, args):
+def compute_advantages(scores, batch, args):
     """Advantage of every response token, [N, T]: the reward minus the mean of its group's others.
 
-    rewards [N]: the G responses to a prompt are consecutive.
+    scores: one per response; the G responses to a prompt are consecutive.
     response tokens; the advantage is zero elsewhere, and for a group of one response.
     """
+    rewards = torch.tensor([s["reward"] for s in scores])  # [N]
+    k1 = (batch["old_logp"] - batch["ref_logp"]) * batch["mask"]  # [N, T]
+    rewards = rewards - args.kl_coef * k1.sum(1)  # the KL penalty
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     # Subtracting the first reward changes no advantage, but equal rewards give exactly 0.
     groups = groups - groups[:, :1]
     sum_of_others = groups.sum(1, keepdim=True) - groups
     advantages = groups - sum_of_others / max(1, args.responses_per_prompt - 1)
-    return advantages.reshape(-1, 1) * batch["mask"]  # [N, T]
+    advantages = advantages.reshape(-1, 1)  # [N, 1]
+    # Each response token gets the advantage; all other places get 0.
+    return advantages * batch["mask"]  # [N, T]
 
 
 # --------------------------------------------------------------------------------------------- loss
@@ -486,17 +491,15 @@ def main():
         # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
         # the answer right?) and format (are the required tags there?).
         scores = score(task, responses, problems)
-        rewards = torch.tensor([s["reward"] for s in scores])  # [N]
         clock.lap("score")
 
         # Probabilities before the update, the KL penalty, and advantages.
         batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
-        kl = torch.zeros_like(batch["old_logp"])
         if reference:
-            ref_logp, _ = log_probs(reference, batch, args, with_entropy=False)  # [N, T]
-            kl = batch["old_logp"] - ref_logp  # of each token, [N, T]
-        rewards -= args.kl_coef * kl.sum(1)  # [N]
-        batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
+            batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
+        else:
+            batch["ref_logp"] = batch["old_logp"]  # a placeholder: β is 0
+        batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         clock.lap("logprob")
 
         # Update the policy, and copy the new weights to vLLM.
@@ -508,6 +511,7 @@ def main():
         timings = clock.end("sync")  # seconds per phase, peak memory
 
         # Log, evaluate, save.
+        kl = batch["old_logp"] - batch["ref_logp"]  # [N, T]
         gap = (batch["old_logp"] - batch["sampler_logp"]).abs()  # [N, T]
         metrics = {
             "step": step,

@@ -34,7 +34,6 @@ from helpers import (
 )
 from transformers import AutoTokenizer
 
-import gdpo
 import grpo
 import ppo
 from runtime import checkpoints, float16, processes
@@ -83,11 +82,6 @@ def batch(tiny_model):
 def args_of(case, **changes):
     settings = {"max_response_tokens": 50, "micro_batch_tokens": 300} | CASES[case]
     return arguments(script_of(case), **settings | changes)
-
-
-def rewards_of(batch, trainer):
-    """As main makes them: [N], and one part, [N, 1], for gdpo.py."""
-    return batch["rewards"] if trainer is gdpo else batch["rewards"][:, 0]
 
 
 def on_a_table(batch):
