@@ -1,9 +1,9 @@
 """Round the sampler's weights to 8 bits (--sampler_dtype), as large runs do to sample faster.
 
 The trainer's own weights stay as they are, so sampler and trainer differ, and sampler_gap shows by
-how much. vLLM still computes in --dtype: the rounded numbers are what a sampler with 8-bit weights
-would have, but it would be faster, and many also round the activations. Used in this way in
-FP8-RL (arXiv 2601.18150).
+how much. vLLM still computes in --dtype: it gets the numbers of a sampler with 8-bit weights, but
+not its speed. Many such samplers also round activations, keys and values. FP8-RL (arXiv 2601.18150)
+describes one; Jet-RL (arXiv 2601.14243) shows runs that collapse with one.
 """
 
 import torch
