@@ -135,6 +135,7 @@ from transformers import AutoModelForCausalLM
 from rewards import score
 from runtime import (
     checkpoints,
+    eight_bits,
     engine,
     float16,
     lora,
@@ -365,6 +366,7 @@ def snapshot(policy, args):
     # adapter; without LoRA, these are all the weights as they are.
     for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
         weight = full_tensor(weight.to(getattr(torch, args.dtype)))
+        weight = eight_bits.rounded(policy.lm, name, weight, args)  # if --sampler_dtype
         # Both processes share this memory, so a request copies no weights.
         weights[name] = weight.to("cpu", copy=True).share_memory_()
     return weights
@@ -379,7 +381,8 @@ def sync_weights(weights, llm):
 def check_sampler(policy, sampler, problem, args):
     """End the run if policy, transformers and vLLM compute different models."""
     with same_model.changed_weights(policy):
-        sampler.request(snapshot(policy, args), [problem], "check", {})
+        exact = dataclasses.replace(args, sampler_dtype="")  # --sampler_dtype is to differ
+        sampler.request(snapshot(policy, exact), [problem], "check", {})
         answer = sampler.receive("check")
         if answer is not None:  # otherwise the sampler has died, and the first step says so
             [response], _ = answer

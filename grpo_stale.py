@@ -141,6 +141,7 @@ from transformers import AutoModelForCausalLM
 from rewards import score
 from runtime import (
     checkpoints,
+    eight_bits,
     engine,
     float16,
     lora,
@@ -355,6 +356,7 @@ def snapshot(policy, args):
     # adapter; without LoRA, these are all the weights as they are.
     for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
         weight = full_tensor(weight.to(getattr(torch, args.dtype)))
+        weight = eight_bits.rounded(policy.lm, name, weight, args)  # if --sampler_dtype
         weights[name] = weight.to("cpu", copy=True)
     return weights
 
