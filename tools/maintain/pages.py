@@ -22,7 +22,7 @@ import tyro
 from rich.console import Console
 
 from runtime import before_after, flags
-from tools import family, texts
+from tools import family, kept, texts
 from tools.maintain import claims, example, notebook, updates
 
 ROOT = family.ROOT
@@ -246,13 +246,13 @@ def ladder_table(name):
 def with_kept_numbers(text):
     """Return the text with the numbers of recorded runs in its tables, each in its present format.
 
-    <!-- kept runs: FILE METRIC, … --> above a table names the content of its columns, if its rows are steps. Otherwise
+    <!-- kept runs: RUN METRIC, … --> above a table names the content of its columns, if its rows are steps. Otherwise
     it names the content of its rows, below the titles "step N".
     """
 
     def in_table(match):
         places = [place.split() for place in match[1].split(", ")]
-        runs = [json.loads((ROOT / f"{file}.json").read_text(encoding="utf-8"))["rows"] for file, _ in places]
+        runs = [kept.run(name)["rows"] for name, _ in places]
         titles, line, *rows = [line.strip("|").split("|") for line in match[2].splitlines()]
         for i, row in enumerate(rows):
             for k, old in enumerate(row[1:]):
