@@ -6,11 +6,13 @@ import shlex
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from conftest import ROOT, python, small
+from PIL import Image
 
 from runtime import checks, flags
-from tools import compare, kept
+from tools import compare, kept, plot
 
 
 def a_kept_run(accuracies, command="grpo.py"):
@@ -39,6 +41,14 @@ def test_the_table_by_hand():
     grpo, new = (dict(zip(head.split(" | "), row.split(" | "))) for row in rows)
     assert grpo["mean accuracy"] == "0.300 ± 0.100" and grpo["last accuracy"] == "0.350 ± 0.150"
     assert new["mean difference"] == "+0.300 ± 0.100" and new["last difference"] == "+0.250 ± 0.150"
+
+
+def test_a_picture_is_small_and_looks_as_it_did(tmp_path):
+    groups = {name: [a_kept_run([0.1, x, 0.5])["rows"] for x in (0.2, 0.9)] for name in "abcd"}
+    plot.draw(groups, [tmp_path / "small.png"]).savefig(tmp_path / "large.png")
+    small, large = (np.asarray(Image.open(tmp_path / f"{name}.png").convert("RGB"), int) for name in ("small", "large"))
+    assert abs(small - large).mean() < 0.3 and (small[0, 0] == 255).all()
+    assert (tmp_path / "small.png").stat().st_size < (tmp_path / "large.png").stat().st_size / 2
 
 
 def test_an_entry_is_compared_with_the_one_that_its_name_begins_with():
