@@ -56,3 +56,15 @@ def test_the_viewer_shows_what_goes_and_what_comes(page, site, left, right):
         lines = (ROOT / f"{name}.py").read_text().splitlines()
         shown = page.locator(f"td.d2h-{mark} .d2h-code-line-ctn").all_text_contents()
         assert count == len(shown) > 0 and set(shown) <= set(lines)
+
+
+def test_the_number_of_a_line_is_beside_it_and_the_line_that_a_link_names_is_marked(page, site):
+    page.goto(f"{site.as_uri()}/grpo.py.html#L-500")
+    lines = (ROOT / "grpo.py").read_text().splitlines()
+    for number in (1, 100, 500, len(lines)):
+        line = page.locator(f"#L-{number}")
+        link = line.locator("[data-linenos]")
+        assert link.get_attribute("data-linenos").strip() == str(number) and line.inner_text().rstrip() == lines[number - 1]
+        assert abs(link.bounding_box()["y"] - line.bounding_box()["y"]) < 4
+    ground = "line => getComputedStyle(line).backgroundColor"
+    assert page.locator("#L-500").evaluate(ground) != page.locator("#L-499").evaluate(ground)
