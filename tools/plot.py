@@ -78,7 +78,7 @@ def draw_line(axis, runs, key, has_band=True, **look):
     The band's ends were measured, so it can't show a negative length or a fraction above 1.
     """
     steps, mean, low, high = mean_and_range(runs, key)
-    marker = "o" if key.startswith("eval/") else None
+    marker = "o" if key.startswith("eval/") or len(steps) == 1 else None  # a line of one point has no length
     axis.plot(steps, mean, marker=marker, ms=4, **look)
     if has_band and len(runs) > 1:
         axis.fill_between(steps, low, high, color=look["color"], alpha=0.13, lw=0)
