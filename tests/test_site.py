@@ -66,7 +66,10 @@ def test_the_number_of_a_line_is_beside_it_and_the_line_that_a_link_names_is_mar
     for number in (1, 100, 500, len(lines)):
         line = page.locator(f"#L-{number}")
         link = line.locator("[data-linenos]")
-        assert link.get_attribute("data-linenos").strip() == str(number) and line.inner_text().rstrip() == lines[number - 1]
+        assert (
+            link.get_attribute("data-linenos").strip() == str(number)
+            and line.inner_text().rstrip() == lines[number - 1]
+        )
         assert abs(link.bounding_box()["y"] - line.bounding_box()["y"]) < 4
     ground = "line => getComputedStyle(line).backgroundColor"
     assert page.locator("#L-500").evaluate(ground) != page.locator("#L-499").evaluate(ground)

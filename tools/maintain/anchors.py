@@ -86,7 +86,7 @@ def with_anchors(text, page):
 
 
 def folded_difference(left, right, viewer):
-    """Return the hunks of the difference between two scripts, as Markdown. viewer: the page that has them side by side."""
+    """Return the hunks of the difference between two scripts, as Markdown. viewer: the page that shows both scripts."""
     _, _, found = diff.run([left, right], capture_output=True, text=True).stdout.partition("\n@@")
     removed, added = (len(re.findall(rf"^[{sign}]", found, re.MULTILINE)) for sign in ("-", "+"))
     summary = f"<summary>The lines that differ from {left}.py: −{removed} +{added}, with comments</summary>"
