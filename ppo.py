@@ -664,7 +664,7 @@ def main():
         scores = score(task, responses, problems)
         clock.lap("score")
 
-        # Probabilities before the update.
+        # Compute advantages, and log-probabilities from before the update.
         batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
         if reference:
             batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
@@ -680,7 +680,7 @@ def main():
         values_updated = update_values(value_model, value_optimizer, batch, step, args)  # metrics
         clock.lap("value")
 
-        # Update the policy, and copy the new weights to vLLM.
+        # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
         run.write_tokens(step, policy, batch, tokenizer)  # a few responses' log π, before and after

@@ -3,10 +3,10 @@
     python -m tools.combine dapo grpo_multi_turn --out mine.py         then: python mine.py
     python -m tools.combine gspo grpo_ar_lopti grpo_tis --out mine.py  one after the other
 
-Each definition and each setting is merged for itself, over the scripts' nearest common ancestor in the family. The lines
-of a function are merged by git merge-file. Two insertions at one place are both taken, in the order of the names, if
-neither sets what the other one uses. The docstring is made anew. If both scripts change the same line, both changes are
-shown, nothing is written and the exit code is 1. What does not conflict may still be wrong: read the result.
+Each definition and each setting is merged for itself, over the scripts' nearest common ancestor in the family. The
+lines of a function are merged by git merge-file. Two insertions at one place are both taken, in the order of the names,
+if neither sets what the other one uses. The docstring is made anew. If both scripts change the same line, both changes
+are shown, nothing is written and the exit code is 1. What does not conflict may still be wrong: read the result.
 """
 
 import ast
@@ -275,11 +275,11 @@ def before(parents):
 def fits(call, functions):
     """Return whether a function takes as many arguments as this call gives."""
     arguments = functions[call.func.id].args
-    if arguments.vararg or any(isinstance(one, ast.Starred) for one in call.args):
+    is_open = any(isinstance(one, ast.Starred) for one in call.args) or any(not one.arg for one in call.keywords)
+    if is_open or arguments.vararg or arguments.kwarg:
         return True
-    num_given = len(call.args) + sum(1 for keyword in call.keywords if keyword.arg)
-    num_needed = len(arguments.args) - len(arguments.defaults)
-    return num_needed <= num_given <= len(arguments.args) or bool(arguments.kwarg) and num_given >= num_needed
+    num_given = len(call.args) + len(call.keywords)
+    return len(arguments.args) - len(arguments.defaults) <= num_given <= len(arguments.args)
 
 
 # ----------------------------------------------------------------------------------------------- writing
@@ -370,7 +370,7 @@ def combine(names, out="mine.py", folder=family.ROOT):
     if len(stems) < 2:
         raise ValueError("name two scripts or more: python -m tools.combine dapo grpo_multi_turn --out mine.py")
     for stem in stems:
-        if stem != "grpo" and stem not in parents or not (folder / f"{stem}.py").is_file():
+        if stem not in ["grpo", *parents]:
             raise ValueError(f"{stem} is no trainer: there are {', '.join(['grpo', *parents])}")
     for one, other in itertools.combinations(stems, 2):
         for inner, outer in ((one, other), (other, one)):
