@@ -438,22 +438,26 @@ def policy_loss(logp, batch, divisor, args):
     mask are [N, T] too. divisor: Σ|o_i| of J, the response tokens of the whole mini-batch on all
     processes, so that the losses of its micro-batches add up to −J.
     """
+    if args.correction == "ppo":  # the sampler is the policy before the update
+        batch = {**batch, "old_logp": batch["sampler_logp"]}
     advantages = batch["advantages"]
     mask = batch["mask"]
     low = 1 - args.clip_low
     high = 1 + args.clip_high
     # The clamp changes only log-ratios beyond ±20, so that exp does not overflow.
-    before = batch["sampler_logp"] if args.correction == "ppo" else batch["old_logp"]
-    ratio = (logp - before).clamp(-20, 20).exp()  # ρ
+    ratio = (logp - batch["old_logp"]).clamp(-20, 20).exp()  # ρ
     surrogate = torch.min(ratio * advantages, ratio.clamp(low, high) * advantages)
     # Count the clipped tokens: min gives their surrogate no gradient, since they have moved far
     # enough in the direction of A.
     too_high = (advantages > 0) & (ratio > high)
     too_low = (advantages < 0) & (ratio < low)
     clipped = (too_high | too_low) & mask
+
     weight, _ = sampler_correction(batch, args)
-    weight = weight.masked_fill(left_out(logp, batch, args), 0)
-    loss = args.kl_coef * k3(logp, batch["ref_logp"]) - weight * surrogate  # [N, T]
+    surrogate = weight.masked_fill(left_out(logp, batch, args), 0) * surrogate
+    # To minimise the loss is to maximise J.
+    loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
+    # The sums of all micro-batches add up.
     return loss[mask].sum() / divisor, clipped.sum()
 
 
@@ -487,8 +491,10 @@ def update(policy, optimizer, batch, step, args):
     num_left_out = 0
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
-        minibatch = balance(minibatch, args)  # equal work for all processes
+        # What the loss needs from the whole mini-batch, on all processes:
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
+        minibatch = balance(minibatch, args)  # equal work for all processes
+
         clipped, stale, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         num_clipped += clipped
         num_left_out += stale
@@ -575,14 +581,14 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
+    # End the run if policy, transformers and vLLM compute different models.
+    same_model.check(policy, llm, sync_policy, train[0], args)
     # The newest --lag + 1 snapshots, oldest first: versions[0] samples the next step, versions[-1]
     # holds the policy's own weights. In the first steps there are fewer. They belong to the policy,
     # so that a checkpoint of the policy has them, too.
     versions = deque(checkpoints.load_versions(args.resume), maxlen=args.lag + 1)
     versions.append(snapshot(policy, args))
     policy.versions = versions
-    # End the run if policy, transformers and vLLM compute different models.
-    same_model.check(policy, llm, sync_policy, train[0], args)
     sync_weights(versions[0], llm)  # after a resume, vLLM still has the initial weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
@@ -617,7 +623,7 @@ def main():
         batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         clock.lap("logprob")
 
-        # Update the policy, and copy the weights of --lag steps ago to vLLM.
+        # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
         run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after
