@@ -72,6 +72,7 @@ class Args(settings.RunArgs):
     responses_per_prompt: GroupSize = 8  # G, the group size: responses to each prompt
     max_response_tokens: PositiveInt = 4096  # longer responses are truncated
     overlong_buffer: NonNegativeInt | None = None  # B; None: a fifth of the limit; 0: no shaping
+    mask_truncated: bool = False  # leave truncated responses out of the loss
     max_refills: NonNegativeInt = 10  # times that a step samples more prompts, at most
     temperature: Temperature = 0.7  # π is softmax(logits / temperature), in sampling and loss
 
@@ -366,6 +367,8 @@ def dynamic_sampling(llm, task, train, num_used, step, clock, args):
             s["penalty"] = overlong_penalty(length, args)
         clock.lap("score")
         batch["scores"] = [with_part(s, "overlong_penalty", s["penalty"]) for s in new_scores]
+        if args.mask_truncated:  # overlong filtering
+            batch["mask"] &= torch.tensor([[r.finish_reason != "length"] for r in new_responses])
         mixed += gather_groups(batch, is_mixed(new_scores, args))
         responses += new_responses
         problems += new_problems

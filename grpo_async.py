@@ -71,8 +71,10 @@ class Args(settings.RunArgs):
     correction_max: PositiveFloat = 2.0  # C, the largest weight
     correction_min: NonNegativeFloat = 0.5  # C_min, the least weight; of icepop alone
     lag: Lag = 1  # k: the sampler is so many steps ahead, and its weights so many steps old
-    mask: Literal["none", "sequence"] = "none"  # sequence: leave out bad responses that are stale
-    mask_delta: NonNegativeFloat = 0.5  # δ: nats a token that it has become less probable
+    mask: Literal["none", "sequence", "geometric"] = "none"  # which responses to leave out
+    mask_delta: NonNegativeFloat = 0.5  # sequence: δ, nats a token that it has become less probable
+    mask_low: PositiveFloat = 0.999  # geometric: least mean ratio of trainer to sampler
+    mask_high: PositiveFloat = 1.001  # geometric: largest mean ratio
     kl_coef: NonNegativeFloat = 0.001  # β, the weight of the KL term; 0 loads no reference model
     updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
 
@@ -114,6 +116,10 @@ class Args(settings.RunArgs):
             raise ValueError(
                 f"--correction_min is {self.correction_min}; it must be at most "
                 f"--correction_max, {self.correction_max}"
+            )
+        if self.mask == "geometric" and self.mask_low > self.mask_high:
+            raise ValueError(
+                f"--mask_low is {self.mask_low}; it must be at most --mask_high, {self.mask_high}"
             )
 
 
@@ -435,16 +441,21 @@ def sampler_correction(batch, args):
 
 
 def left_out(logp, batch, args):
-    """Which tokens are of a response that --mask sequence leaves out (eq. 9 of V3.2), [N, T].
+    """Which tokens are of a response that --mask leaves out, [N, T].
 
     logp [N, T]: under the policy that is updated; no gradient is taken through it. The batch's
-    sampler_logp, advantages and mask are [N, T].
+    old_logp, sampler_logp, advantages and mask are [N, T].
     """
     mask = batch["mask"]
     if args.mask == "none":
         return torch.zeros_like(mask)
+    length = mask.sum(1, keepdim=True).clamp(min=1)  # [N, 1]
+    if args.mask == "geometric":
+        log_ratio = (batch["old_logp"] - batch["sampler_logp"]).masked_fill(~mask, 0)  # [N, T]
+        mean_ratio = (log_ratio.sum(1, keepdim=True) / length).exp()  # geometric mean, [N, 1]
+        return mask & ((mean_ratio < args.mask_low) | (mean_ratio > args.mask_high))
     fallen = (batch["sampler_logp"] - logp.detach()).masked_fill(~mask, 0)  # [N, T], in nats
-    mean_fallen = fallen.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)  # [N, 1]
+    mean_fallen = fallen.sum(1, keepdim=True) / length
     return mask & (batch["advantages"] < 0) & (mean_fallen > args.mask_delta)
 
 

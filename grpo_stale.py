@@ -25,9 +25,9 @@ together, and tokens that have left it are lost. tis and icepop decouple the two
 2025, arXiv 2505.24298): w carries the way from π_sampler to π_old and has no gradient; ρ and the
 clip are about this step's updates alone. They differ in what they do with a w that is too large:
 tis bounds it, icepop leaves the token out. AReaL's release leaves out large ones alone, which is
---correction icepop --correction_min 0 --correction_max 5. --mask sequence as in grpo_tis.py.
+--correction icepop --correction_min 0 --correction_max 5. --mask is as in grpo_tis.py.
 
-What differs from grpo_tis.py: --lag; none and ppo, in sampler_correction and policy_loss;
+What differs from grpo_tis.py: --lag; ppo, in sampler_correction and policy_loss;
 snapshot; sync_weights takes a snapshot; main keeps the last k + 1 of them. The metric lag is the
 age of a step's responses, in steps. It is 0 in the first step and grows to k. sampler_gap, the mean
 |log π_old − log π_sampler|, grows with it. Evaluations are of the newest weights. With --lag 0 this
@@ -82,8 +82,10 @@ class Args(settings.RunArgs):
     correction_max: PositiveFloat = 2.0  # C, the largest weight
     correction_min: NonNegativeFloat = 0.5  # C_min, the least weight; of icepop alone
     lag: NonNegativeInt = 1  # k: the sampler has the weights of so many steps ago
-    mask: Literal["none", "sequence"] = "none"  # sequence: leave out bad responses that are stale
-    mask_delta: NonNegativeFloat = 0.5  # δ: nats a token that it has become less probable
+    mask: Literal["none", "sequence", "geometric"] = "none"  # which responses to leave out
+    mask_delta: NonNegativeFloat = 0.5  # sequence: δ, nats a token that it has become less probable
+    mask_low: PositiveFloat = 0.999  # geometric: least mean ratio of trainer to sampler
+    mask_high: PositiveFloat = 1.001  # geometric: largest mean ratio
     kl_coef: NonNegativeFloat = 0.001  # β, the weight of the KL term; 0 loads no reference model
     updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
 
@@ -122,6 +124,10 @@ class Args(settings.RunArgs):
             raise ValueError(
                 f"--correction_min is {self.correction_min}; it must be at most "
                 f"--correction_max, {self.correction_max}"
+            )
+        if self.mask == "geometric" and self.mask_low > self.mask_high:
+            raise ValueError(
+                f"--mask_low is {self.mask_low}; it must be at most --mask_high, {self.mask_high}"
             )
 
 
@@ -418,16 +424,21 @@ def sampler_correction(batch, args):
 
 
 def left_out(logp, batch, args):
-    """Which tokens are of a response that --mask sequence leaves out (eq. 9 of V3.2), [N, T].
+    """Which tokens are of a response that --mask leaves out, [N, T].
 
     logp [N, T]: under the policy that is updated; no gradient is taken through it. The batch's
-    sampler_logp, advantages and mask are [N, T].
+    old_logp, sampler_logp, advantages and mask are [N, T].
     """
     mask = batch["mask"]
     if args.mask == "none":
         return torch.zeros_like(mask)
+    length = mask.sum(1, keepdim=True).clamp(min=1)  # [N, 1]
+    if args.mask == "geometric":
+        log_ratio = (batch["old_logp"] - batch["sampler_logp"]).masked_fill(~mask, 0)  # [N, T]
+        mean_ratio = (log_ratio.sum(1, keepdim=True) / length).exp()  # geometric mean, [N, 1]
+        return mask & ((mean_ratio < args.mask_low) | (mean_ratio > args.mask_high))
     fallen = (batch["sampler_logp"] - logp.detach()).masked_fill(~mask, 0)  # [N, T], in nats
-    mean_fallen = fallen.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)  # [N, 1]
+    mean_fallen = fallen.sum(1, keepdim=True) / length
     return mask & (batch["advantages"] < 0) & (mean_fallen > args.mask_delta)
 
 

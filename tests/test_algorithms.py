@@ -561,7 +561,7 @@ NOT_TOGETHER = {
     "dapo_ar_lopti": ["--lopti_stages", "low", "--eta", "0"],
     "dapo": ["--max_response_tokens", "8", "--overlong_buffer", "9"],
     "grpo_tis": ["--correction", "icepop", "--correction_min", "3"],
-    "grpo_stale": ["--correction", "icepop", "--correction_min", "3"],
+    "grpo_stale": ["--mask", "geometric", "--mask_low", "1.5"],
     "grpo_async": ["--correction", "icepop", "--correction_min", "3"],
     "grpo": ["--lr", "1", "--learning_rate", "1e-3"],  # what other libraries call it
 }
