@@ -28,7 +28,6 @@ from tools import inference, runs
 # {metric: (its name, whether more is better, steps to average)}: the first that all runs have is compared.
 SCORES = {"eval/accuracy": ("test accuracy", True, 1), "eval/loss": ("loss on held-out examples", False, 1)}
 SCORES |= {"reward": ("reward while training", True, 5), "loss": ("loss", False, 5)}
-OF_TESTS = ["task", "test_data", "eval_temperature", *itertools.chain(*OPTIONS.values())]
 MOST_STEPS = 12  # with samples
 MOST_TOKENS = 800  # of a response
 
@@ -38,7 +37,7 @@ def groups_of(found):
     groups = {}
     for run in found:
         settings = {name: value for name, value in run.settings.items() if name not in runs.NO_MATTER}
-        key = json.dumps([run.script, run.about.get("commit"), settings], sort_keys=True)
+        key = json.dumps([run.script, settings], sort_keys=True)
         seeds = [other.settings.get("seed") for other in groups.get(key, [])]
         # The same seed twice is no second sample.
         groups.setdefault(str(run.folder) if run.settings.get("seed") in seeds else key, []).append(run)
@@ -77,13 +76,15 @@ def differences(groups):
 
 def verdicts(groups):
     """Return a sentence per group but the first: how far it is from the first, and how sure that is."""
-    if different := [name for name in OF_TESTS if name in differences(groups)]:
-        return [f"The runs are tested differently ({', '.join(different)}), so no result is compared."]
     everything = list(itertools.chain(*groups))
+    of_tests = ["task", "test_data", "eval_temperature", *OPTIONS.get(everything[0].settings.get("task"), [])]
+    for name in of_tests:
+        if len({run.settings[name] for run in everything if name in run.settings}) > 1:
+            return [f"The runs are tested with different values of {name}, so their results are not compared."]
     common = {key: set.intersection(*(set(run.points(key)) for run in everything)) - {0} for key in SCORES}
     key = next((key for key in SCORES if common[key]), None)
     if not key:
-        return ["The runs have no step in common yet, so no result is compared."]
+        return ["The runs have no step in common yet, so their results are not compared."]
     name, more_is_better, count = SCORES[key]
     steps = sorted(common[key])[-count:]
     sides, tested = [], []
@@ -92,9 +93,12 @@ def verdicts(groups):
         tested.append(group[0].about.get("sizes", {}).get("test_problems", 0) if key == "eval/accuracy" else 0)
     base = groups[0][0].label
     sentences = []
+    for group in groups:
+        if len(commits := {str(run.about.get("commit")) for run in group}) > 1:
+            sentences.append(f"{group[0].label}: commits {', '.join(sorted(commits))}, counted as the same code.")
     for group, side, n in zip(groups[1:], sides[1:], tested[1:]):
         mean, low, high, how = interval(side, sides[0], n, tested[0])
-        text = f"{name} at step {steps[-1]}: {group[0].label} minus {base} is {mean:+.3f}"
+        text = f"{name.capitalize()} at step {steps[-1]}: {group[0].label} minus {base} is {mean:+.3f}"
         ahead = group[0].label if (mean > 0) == more_is_better else base
         if not how:
             text += "; without three seeds each there is no interval, and chance may explain a difference."
