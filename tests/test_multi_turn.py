@@ -298,7 +298,7 @@ def test_the_reward_of_a_game():
         (["8", ""], 3, 0.0, 0.5 * 1 / 5),
     ):
         found = guess.score_conversation(turns, number)
-        assert parts_of(guess, [None], [found])[0] == pytest.approx([won, sense]) and found["correct"] == (won > 0)
+        assert parts_of([found], "guess")[0] == pytest.approx([won, sense]) and found["correct"] == (won > 0)
         assert found["reward"] == pytest.approx(won + sense)
         assert scores_of(guess, [turns], [number]) == [found]
 

@@ -12,6 +12,8 @@ import subprocess
 import pytest
 from conftest import ROOT
 
+from tools import family
+
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory):
@@ -56,3 +58,24 @@ def test_the_viewer_shows_what_goes_and_what_comes(page, site, left, right):
         lines = (ROOT / f"{name}.py").read_text().splitlines()
         shown = page.locator(f"td.d2h-{mark} .d2h-code-line-ctn").all_text_contents()
         assert count == len(shown) > 0 and set(shown) <= set(lines)
+
+
+def test_the_number_of_a_line_is_beside_it_and_the_line_that_a_link_names_is_marked(page, site):
+    page.goto(f"{site.as_uri()}/grpo.py.html#L-500")
+    lines = (ROOT / "grpo.py").read_text().splitlines()
+    for number in (1, 100, 500, len(lines)):
+        line = page.locator(f"#L-{number}")
+        link = line.locator("[data-linenos]")
+        assert link.get_attribute("data-linenos").strip() == str(number) and line.inner_text().rstrip() == lines[number - 1]
+        assert abs(link.bounding_box()["y"] - line.bounding_box()["y"]) < 4
+    ground = "line => getComputedStyle(line).backgroundColor"
+    assert page.locator("#L-500").evaluate(ground) != page.locator("#L-499").evaluate(ground)
+
+
+def test_the_page_of_each_script_shows_what_differs_from_its_parent_and_links_to_the_viewer(site):
+    for script in set(family.family()) - {"grpo"}:
+        text = (site / f"docs/algorithms/{script}.html").read_text()
+        assert f'href="../../diff.html#left={family.PARENT[script]}&amp;right={script}"' in text, script
+        shown = text.partition(f"<summary>The lines that differ from {family.PARENT[script]}.py")[2]
+        removed, added = (len(re.findall(f'<span class="{kind}">', shown)) for kind in ("gd", "gi"))
+        assert removed + added >= family.changed(family.source(family.PARENT[script]), family.source(script)), script

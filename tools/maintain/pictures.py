@@ -25,7 +25,7 @@ from matplotlib.lines import Line2D
 
 from rewards import guess
 from runtime import before_after, curves, files
-from tools import family
+from tools import family, kept
 from tools.maintain import example, updates
 
 matplotlib.use("svg")
@@ -201,7 +201,8 @@ def game(number, first):
 
 def runs_of(script):
     """Return the accuracies of the sampled responses in a script's kept runs: a list per seed, [] if there is none."""
-    found = [json.loads(path.read_text()) for path in RUNS.glob(f"{NAMES.get(script, script)}_seed_*.json")]
+    start = f"{NAMES.get(script, script)}_seed_"
+    found = [run for name, run in kept.read(RUNS).items() if name.startswith(start)]
     return [[row["accuracy"] for row in run["rows"] if "accuracy" in row] for run in found if run["script"] == script]
 
 
@@ -234,7 +235,7 @@ def test_panel(axes, name):
 def game_panel(axes, key, title, **look):
     """A metric of the runs in GAMES, over the steps."""
     for name, (label, colour, line) in GAMES.items():
-        rows = json.loads((RUNS.parent / "llm" / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+        rows = kept.run(f"benchmarks/llm/{name}")["rows"]
         points = [(row["step"], row[key]) for row in rows if key in row]
         axes.plot(*zip(*points), color=colour, linestyle=line, label=label)
     axes.set(xlabel="training step", title=title, **look)
