@@ -1,4 +1,4 @@
-"""Draw the pictures of the scripts' pages, the README (docs/first_run.svg) and first_runs.md (docs/llm.svg, docs/game.svg).
+"""Draw the pictures of the scripts' pages, the README (first_run.svg) and docs/first_runs.md (llm.svg, game.svg).
 
     python -m tools.maintain.pictures           all of them
     python -m tools.maintain.pictures acpo      one: docs/algorithms/pictures/acpo.svg
