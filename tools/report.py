@@ -9,12 +9,10 @@ The file needs no network and no other file. tools/watch.py shows runs that are 
 import itertools
 import json
 import math
-import sys
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 import runtime  # noqa: F401  # first: it says in one line which packages are missing
 
 # isort: split
@@ -68,14 +66,17 @@ def differences(groups):
         facts = [{key: run.about.get(key) for key in ("script", "commit", "machine")} | run.settings for run in group]
         names = dict.fromkeys(itertools.chain(*facts))
         columns.append({name: ", ".join(dict.fromkeys(str(one.get(name)) for one in facts)) for name in names})
-    names = dict.fromkeys(itertools.chain(*columns))
-    names = [name for name in names if name not in runs.NO_MATTER - {"seed", "steps"}]
+    names = [
+        name for name in dict.fromkeys(itertools.chain(*columns)) if name not in runs.NO_MATTER - {"seed", "steps"}
+    ]
     found = {name: [column.get(name, "–") for column in columns] for name in names}
     return {name: values for name, values in found.items() if len(set(values)) > 1}
 
 
 def verdicts(groups):
     """Return a sentence per group but the first: how far it is from the first, and how sure that is."""
+    if len(groups) == 1:
+        return []
     everything = list(itertools.chain(*groups))
     of_tests = ["task", "test_data", "eval_temperature", *OPTIONS.get(everything[0].settings.get("task"), [])]
     for name in of_tests:
@@ -136,54 +137,37 @@ def interval(a, b, n_a, n_b):
 
 
 def tests(folder):
-    """Return how the kept test problems changed, with examples; {} if there was only one evaluation."""
-    before, after, learned = before_after.pairs(curves.read_rows(folder / "test_samples.jsonl"))
-    if not before:
-        return {}
-    lost = [i for i in before if before[i]["correct"] and not after[i]["correct"]]
-    wrong = [i for i in before if not before[i]["correct"] and not after[i]["correct"]]
-    examples = []
-    for what, ids in (("learned", learned), ("lost", lost), ("wrong before and after", wrong)):
-        for i in ids[:1]:
-            sides = {"before": runs.for_page(before[i]), "after": runs.for_page(after[i])}
-            examples.append({"what": f"{what}: problem {i}", "prompt": runs.cut(before[i]["prompt"])} | sides)
-    counts = {"all": len(before), "learned": len(learned), "lost": len(lost), "wrong": len(wrong)}
-    return counts | {"step": next(iter(after.values()))["step"], "examples": examples}
-
-
-def evenly(steps):
-    """Return at most MOST_STEPS of the steps, with the first and the last among them."""
-    if len(steps) <= MOST_STEPS:
-        return steps
-    return [steps[round(i * (len(steps) - 1) / (MOST_STEPS - 1))] for i in range(MOST_STEPS)]
+    """Return {"learned": [(row before, row after), …], "lost": …, "wrong": …, "right": …} of the kept test problems."""
+    before, after, _ = before_after.pairs(curves.read_rows(folder / "test_samples.jsonl"))
+    kinds = {(False, True): "learned", (True, False): "lost", (False, False): "wrong", (True, True): "right"}
+    found = {kind: [] for kind in kinds.values()} if before else {}
+    for i, row in before.items():
+        found[kinds[row["correct"], after[i]["correct"]]].append((row, after[i]))
+    return found
 
 
 def page(found):
     """Return the report on these runs as HTML."""
-    groups = groups_of(found)
-    is_comparison = len(groups) > 1
-    shown = []
+    groups, shown = groups_of(found), []
     for run in found:
-        by_step = runs.samples(run.folder)
-        samples = {step: by_step[step] for step in evenly(list(by_step))}
+        samples = runs.samples(run.folder)
+        steps = list(samples)[:: -math.ceil(len(samples) / MOST_STEPS) or -1][::-1]  # the last one is among them
         tokens = runs.newest_tokens(run.folder, MOST_TOKENS)
-        shown.append((run, {"samples": samples, "steps": len(by_step), "tests": tests(run.folder), "tokens": tokens}))
+        shown.append((run, {"samples": samples, "steps": steps, "tests": tests(run.folder), "tokens": tokens}))
     return runs.template("report.html").render(
         runs=shown,
+        row=runs.for_page,
         labels={group[0].label: group[0].colour for group in groups},
         panels=runs.panels(groups),
-        differences=differences(groups) if is_comparison else {},
-        verdicts=verdicts(groups) if is_comparison else [],
+        differences=differences(groups),
+        verdicts=verdicts(groups),
     )
 
 
-def main(folders: Annotated[tuple[Path, ...], tyro.conf.Positional] = (), out: Path | None = None):
-    """Write the report.
-
-    Args:
-        folders: folders of runs
-        out: the file to write, ending with .html; by default report.html in the first run's folder
-    """
+def main(
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(help="folders of runs")] = (),
+    out: Annotated[Path | None, tyro.conf.arg(help="an HTML file; None: report.html in the first folder")] = None,
+):
     with flags.errors_in_one_line():
         if not folders:
             raise ValueError("name the folder of a run, or of several: python -m tools.report RUN RUN2")
