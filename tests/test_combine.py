@@ -39,9 +39,8 @@ def test_the_two_kept_products_are_what_combine_gives(parent):
     """Letter by letter, below the docstring; on REINFORCE++ the paper has another default of α."""
     found = "".join(below_docstring(combine.combine([parent, "grpo_ar_lopti"])))
     product = "".join(below_docstring(family.source(f"{parent}_ar_lopti")))
-    assert found.replace("alpha: Fraction = 0.3", "alpha: Fraction = 0.1" if parent == "reinforce_pp" else "\0") == (
-        product if parent == "reinforce_pp" else product.replace("alpha: Fraction = 0.3", "\0")
-    )
+    alpha = {"reinforce_pp": 0.1, "dapo": 0.3}[parent]
+    assert found.replace("alpha: Fraction = 0.3", f"alpha: Fraction = {alpha}") == product
 
 
 def test_ar_lopti_tis_lag_and_several_turns_go_with_every_loss_and_ruff_has_nothing_to_say(tmp_path):

@@ -385,6 +385,17 @@ def combine(names, out="mine.py", folder=family.ROOT):
     return text
 
 
+def kind_of_pair(one, other):
+    """Return "clean", "contained", "alternatives" or "conflict"."""
+    try:
+        combine([one, other])
+    except ExceptionGroup as group:
+        return reason(group)[0]
+    except ValueError as error:
+        return "contained" if "contained" in str(error) else "conflict"
+    return "clean"
+
+
 def reason(error):
     """Return ("alternatives" or "conflict", what to print) of a combination that fails."""
     conflicts = error.exceptions
