@@ -38,8 +38,8 @@ def decoupled_loss(logp, old_logp, sampler_logp, advantages, mask, low, high, ca
 # paper's. `--alpha 0` turns AR off, `--eta 0` Lopti, `--correction none` the correction, and with
 # `--lag 0` the responses are not stale.
 # dapo.py samples again until enough groups are mixed. It knows that only from this step's rewards,
-# and an asynchronous sampler has been asked for this step --lag steps ago. Somebody must decide what
-# a refill's lag is, and what happens to the groups that come too late. No merge decides that.
+# and an asynchronous sampler was asked for this step --lag steps ago. Somebody must decide what a
+# refill's lag is, and what happens to the groups that come too late. No merge decides that.
 
 
 def open_question(sampling=200, updating=200, longest=20):
