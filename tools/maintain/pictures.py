@@ -60,6 +60,7 @@ GAMES = {  # kept runs of the game in docs/game.svg: (label, colour, line)
 }
 NUM_TOKENS = 241  # on an axis
 GROUP = 8
+OTHERS = ("demo", "llm", "game", "pass_at_k", "judge")  # pictures in docs/ that belong to no script
 RESPONSES = (8, 9)  # of the lens, in docs/first_run.svg: a wrong and a right answer to the same puzzle
 COLUMNS = 58  # characters on a line of a response
 GREY = "#767676"  # readable on both themes
@@ -254,6 +255,30 @@ def game_panels():
     return [(4.2, accuracy), (4.2, lambda axes: game_panel(axes, "entropy", "Entropy, nats per token", ylim=(0, 2.2)))]
 
 
+def rows_of(page, begin):
+    """Return the cells of the table of a page in docs/ that begins so, a list per row, without its head."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    lines = text[text.index(begin) :].partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def pass_panel(axes):
+    """pass@k of docs/evaluation.md: before training, after RL and after SFT."""
+    for name, *values in rows_of("evaluation.md", "| | pass@1"):
+        axes.plot([2**i for i in range(len(values))], [float(value.split()[0]) for value in values], "o-", label=name)
+    axes.set_xscale("log", base=2)
+    axes.set(xlabel="k", ylabel="pass@k", ylim=(0, 1.03))
+    axes.legend(frameon=False, loc="lower right")
+
+
+def judge_panel(axes, column, title):
+    """A column of the run in docs/reward_models.md whose judge is fooled."""
+    points = [(int(row[0]), float(row[column])) for row in rows_of("reward_models.md", "| step |") if row[column]]
+    axes.plot(*zip(*points), "o-", color="#0064be")
+    axes.set(xlabel="training step", title=title, xticks=[step for step, _ in points])
+    axes.set_ylim(bottom=0)
+
+
 def token_panel(axes):
     """The tokens of two responses, coloured by their weights in the first update of GRPO with AR and Lopti."""
     responses = json.loads(LENS.read_text(encoding="utf-8"))["responses"]
@@ -289,6 +314,11 @@ def panels_of(name):
         return [(5.1, token_panel), (3.4, lambda axes: test_panel(axes, name))]
     if name == "game":
         return game_panels()
+    if name == "pass_at_k":
+        return [(4.2, pass_panel)]
+    if name == "judge":
+        titles = {1: "Reward by the judge", 5: "Test accuracy"}
+        return [(3.4, lambda axes, of=of: judge_panel(axes, *of)) for of in titles.items()]
     parent = (family.PARENT | family.own_scripts()).get(name)
     scripts = ({"parent": parent} if parent else {}) | {"script": name}
     kind = next((kind for kind, of in KINDS.items() if name in of), None)
@@ -316,7 +346,7 @@ def draw(name):
                 panel(axes)
                 axes.spines[["top", "right"]].set_visible(False)
                 axes.grid(alpha=0.2)
-            folder = DOCS if name in ("demo", "llm", "game") else FOLDER
+            folder = DOCS if name in OTHERS else FOLDER
             path = folder / f"{'first_run' if name == 'demo' else name}{suffix}.svg"
             path.parent.mkdir(exist_ok=True)
             figure.savefig(path, metadata={"Date": None})
@@ -340,12 +370,12 @@ def main(names: Annotated[tuple[str, ...], tyro.conf.Positional] = (), run: Path
     """Draw these pictures, or all.
 
     Args:
-        names: scripts, demo, llm or game
+        names: scripts, or demo, llm, game, pass_at_k or judge
         run: the folder of a run whose numbers are first kept, for demo or llm
     """
     if run:
         keep(run, *names)
-    for name in names or [*updates.ALGORITHMS, "demo", "llm", "game"]:
+    for name in names or [*updates.ALGORITHMS, *OTHERS]:
         print(draw(name) or f"{name}: nothing to draw")
 
 
