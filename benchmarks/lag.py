@@ -7,7 +7,6 @@ Left: test accuracy over the steps, mean of the seeds. Right: accuracy, mean of 
 lag; a line per correction, a small dot per seed.
 """
 
-import json
 import re
 import sys
 from collections import defaultdict
@@ -17,6 +16,8 @@ from statistics import fmean
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import matplotlib
 
+from tools import kept
+
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
@@ -25,14 +26,14 @@ COLOURS = {"none": "#d55e00", "tis": "#0072b2", "icepop": "#009e73", "ppo": "#cc
 LAST = 3  # evaluations per mean, as in tools/compare.py
 
 
-def kept():
+def curves():
     """Return {(lag, correction): {seed: [(step, accuracy), …]}}; lag 0 belongs to every correction."""
     found = defaultdict(dict)
-    for path in sorted(FOLDER.glob("lag_*_seed_*.json")):
-        lag, correction, seed = re.fullmatch(r"lag_(\d+)_?(\w*)_seed_(\d+)", path.stem).groups()
-        rows = json.loads(path.read_text())["rows"]
-        curve = [(row["step"], row["eval/accuracy"]) for row in rows if "eval/accuracy" in row]
-        found[int(lag), correction][int(seed)] = curve
+    for name, run in kept.read(FOLDER).items():
+        if match := re.fullmatch(r"lag_(\d+)_?(\w*)_seed_(\d+)", name):
+            lag, correction, seed = match.groups()
+            curve = [(row["step"], row["eval/accuracy"]) for row in run["rows"] if "eval/accuracy" in row]
+            found[int(lag), correction][int(seed)] = curve
     return found
 
 
@@ -46,7 +47,7 @@ def last(curve):
 
 
 def main():
-    found = kept()
+    found = curves()
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), dpi=200)
     left.plot(*zip(*mean_curve(found[0, ""])), color="black", marker="o", label="lag 0")
     largest = max(lag for lag, _ in found)

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from tools import compare, inference
+from tools import compare, inference, kept
 from tools.maintain import claims
 
 
@@ -69,8 +69,9 @@ def keep(suite, entry, seed, accuracies, **metrics):
     common, commands, _ = compare.read_suite(suite)
     rows = [{"step": 0, "eval/accuracy": 0.1}]
     rows += [{"step": 4 * i, "eval/accuracy": value} | metrics for i, value in enumerate(accuracies, 1)]
-    path = compare.file_of(claims.RUNS, entry, seed)
-    path.write_text(json.dumps(compare.asked_for(commands[entry], common, seed) | {"rows": rows}))
+    path = claims.RUNS / f"{kept.name_of(entry, seed)}.jsonl"
+    path.unlink(missing_ok=True)
+    kept.add(path, kept.name_of(entry, seed), compare.asked_for(commands[entry], common, seed) | {"rows": rows})
     return path
 
 

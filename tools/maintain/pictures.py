@@ -1,4 +1,4 @@
-"""Draw the pictures of the scripts' pages, the README (docs/demo.svg) and first_runs.md (docs/llm.svg, docs/game.svg).
+"""Draw the pictures of the scripts' pages, the README (first_run.svg) and docs/first_runs.md (llm.svg, game.svg).
 
     python -m tools.maintain.pictures           all of them
     python -m tools.maintain.pictures acpo      one: docs/algorithms/pictures/acpo.svg
@@ -25,7 +25,7 @@ from matplotlib.lines import Line2D
 
 from rewards import guess
 from runtime import before_after, curves, files
-from tools import family
+from tools import family, kept
 from tools.maintain import example, updates
 
 matplotlib.use("svg")
@@ -61,8 +61,11 @@ GAMES = {  # kept runs of the game in docs/game.svg: (label, colour, line)
 NUM_TOKENS = 241  # on an axis
 GROUP = 8
 OTHERS = ("demo", "llm", "game", "pass_at_k", "judge")  # pictures in docs/ that belong to no script
-RESPONSES = (8, 9)  # of the lens, in docs/demo.svg: a wrong and a right answer to the same puzzle
+RESPONSES = (8, 9)  # of the lens, in docs/first_run.svg: a wrong and a right answer to the same puzzle
 COLUMNS = 58  # characters on a line of a response
+GREY = "#767676"  # readable on both themes
+DARK = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), "#e6edf3")
+DARK |= dict.fromkeys(("figure.facecolor", "axes.facecolor"), "#0d1117")  # GitHub's
 
 
 def settings_of(script, with_kl=False):
@@ -202,7 +205,8 @@ def game(number, first):
 
 def runs_of(script):
     """Return the accuracies of the sampled responses in a script's kept runs: a list per seed, [] if there is none."""
-    found = [json.loads(path.read_text()) for path in RUNS.glob(f"{NAMES.get(script, script)}_seed_*.json")]
+    start = f"{NAMES.get(script, script)}_seed_"
+    found = [run for name, run in kept.read(RUNS).items() if name.startswith(start)]
     return [[row["accuracy"] for row in run["rows"] if "accuracy" in row] for run in found if run["script"] == script]
 
 
@@ -235,7 +239,7 @@ def test_panel(axes, name):
 def game_panel(axes, key, title, **look):
     """A metric of the runs in GAMES, over the steps."""
     for name, (label, colour, line) in GAMES.items():
-        rows = json.loads((RUNS.parent / "llm" / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+        rows = kept.run(f"benchmarks/llm/{name}")["rows"]
         points = [(row["step"], row[key]) for row in rows if key in row]
         axes.plot(*zip(*points), color=colour, linestyle=line, label=label)
     axes.set(xlabel="training step", title=title, **look)
@@ -288,7 +292,7 @@ def token_panel(axes):
 
     for response in (responses[number] for number in RESPONSES):
         colour, answer = ("#0064be", "right, 3") if response["correct"] else ("#cd5a00", "wrong, −0.5")
-        put(0, f"reward of the response: {answer}", color="#5a5a5a")
+        put(0, f"reward of the response: {answer}", color=GREY)
         line, column = line + 1, 0
         found = list(map(abs, response["weights"]["grpo_ar_lopti"]["first"]))
         for token, weight in zip(response["tokens"], found):
@@ -299,7 +303,7 @@ def token_panel(axes):
             put(column, token.strip("\n"), family="monospace", fontsize=10, bbox=box)
             column += len(token.strip("\n"))
         line += 1.6
-    put(0, "Blue: more probable, orange: less. Pale: a low-probability token, 0.7 of the full weight.", color="#5a5a5a")
+    put(0, "Blue: more probable, orange: less. Pale: a low-probability token, 0.7 of the full weight.", color=GREY)
 
 
 def panels_of(name):
@@ -325,23 +329,28 @@ def panels_of(name):
 
 
 def draw(name):
-    """Write a picture: of a script, or demo, llm or game. Return its path, or None if there is nothing to draw."""
+    """Write a picture: of a script, or demo, llm or game. Return its path, or None if there is nothing to draw.
+
+    The README's picture, demo, is first_run.svg, and first_run_dark.svg for readers with a dark theme.
+    """
     widths, panels = zip(*panels_of(name)) if panels_of(name) else ((), ())
     if not panels:
         return None
     style = {"svg.hashsalt": name, "font.size": 9, "svg.fonttype": "none", "font.family": "sans-serif"}
-    with pyplot.rc_context(style):
-        figure, row = pyplot.subplots(
-            1, len(panels), figsize=(sum(widths), 3.2), squeeze=False, layout="constrained", width_ratios=widths
-        )
-        for axes, panel in zip(row[0], panels):
-            panel(axes)
-            axes.spines[["top", "right"]].set_visible(False)
-            axes.grid(alpha=0.2)
-        path = (DOCS if name in OTHERS else FOLDER) / f"{name}.svg"
-        path.parent.mkdir(exist_ok=True)
-        figure.savefig(path, metadata={"Date": None})
-        pyplot.close(figure)
+    for suffix, theme in {"_dark": DARK, "": {}}.items() if name == "demo" else [("", {})]:
+        with pyplot.rc_context(style | theme):
+            figure, row = pyplot.subplots(
+                1, len(panels), figsize=(sum(widths), 3.2), squeeze=False, layout="constrained", width_ratios=widths
+            )
+            for axes, panel in zip(row[0], panels):
+                panel(axes)
+                axes.spines[["top", "right"]].set_visible(False)
+                axes.grid(alpha=0.2)
+            folder = DOCS if name in OTHERS else FOLDER
+            path = folder / f"{'first_run' if name == 'demo' else name}{suffix}.svg"
+            path.parent.mkdir(exist_ok=True)
+            figure.savefig(path, metadata={"Date": None})
+            pyplot.close(figure)
     return path
 
 

@@ -35,7 +35,7 @@ UNKNOWN = re.compile(r">\s*(\\[A-Za-z]+|&)\s*<")  # commands that the converter 
 NUMBER = re.compile(r'<span id="L-(\d+)"><span class="linenos">( *)\d+</span>')  # as Pygments writes a line's number
 ARXIV = re.compile(r"arXiv[: ](\d{4}\.\d{5})")
 NUMBERED = "numbered"  # second word of a fence whose lines get numbers and anchors, as on the pages of source files
-TARGET = re.compile(r"\]\(([^)\s]+)\)")  # of a link or picture in Markdown
+TARGET = re.compile(r'(?:\]\(|\bsrc="|\bsrcset=")([^)\s"]+)[)"]')  # of a link or picture
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:|//")  # begins an external address
 
 
