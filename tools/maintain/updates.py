@@ -21,7 +21,7 @@ from tools import family
 
 ALGORITHMS = [  # all RL scripts, which are all but sft.py, in reading order
     "reinforce", "rloo", "grpo", "dr_grpo", "ppo", "reinforce_pp", "dapo", "grpo_ar_lopti", "reinforce_pp_ar_lopti",
-    "dapo_ar_lopti", "acpo", "cispo", "gspo", "sapo", "dppo", "entropy_top", "archer", "grpo_tis", "opd",
+    "dapo_ar_lopti", "acpo", "cispo", "gspo", "sapo", "dppo", "entropy_top", "archer", "grpo_tis", "opd", "sdpo",
     "maxrl", "gdpo", "grpo_multi_turn", "gigpo",
 ]  # fmt: skip
 # A new script comes last.
@@ -36,8 +36,8 @@ def with_advantages(script, batch, rewards, correct, args):
     than compute_advantages. dapo.py adds penalties to the rewards; its dynamic sampling is skipped, so all groups
     stay. rloo.py subtracts the KL penalty from the rewards. maxrl.py has 1 for each correct response. gdpo.py treats
     rewards [N] as one part. ppo.py has values, which are 0 before the critic has learned, unless the batch has some. AR
-    scales the advantages. gigpo.py adds those of turns. opd.py's teacher is the reference, unless the batch has
-    another model's log-probabilities.
+    scales the advantages. gigpo.py adds those of turns. The teacher of opd.py and sdpo.py is the reference, unless the
+    batch has other log-probabilities.
     """
     trainer = importlib.import_module(script)
     batch = dict(batch)
@@ -53,7 +53,7 @@ def with_advantages(script, batch, rewards, correct, args):
         rewards = rewards.view(len(rewards), -1)  # [N, parts]
     if hasattr(trainer, "ValueModel"):
         batch.setdefault("values", torch.zeros(mask.shape))
-    if script == "opd":
+    if script in ("opd", "sdpo"):
         batch.setdefault("teacher_logp", batch["ref_logp"])
     batch["advantages"] = trainer.compute_advantages(rewards, batch, args)  # [N, T]
     if hasattr(trainer, "ar_weight"):
