@@ -17,15 +17,15 @@ import grpo
 import reinforce
 import rloo
 
-REWARDS = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
+SCORES = [{"reward": 1.0}, {"reward": 0.0}, {"reward": 0.0}]
 LENGTHS = [2, 2, 8]
 LIMIT = 8  # --max_response_tokens, Dr. GRPO's divisor
 START = torch.tensor([0.25, 0.375, 0.375], dtype=torch.float64)  # probabilities before training
 
 
-def no_baseline(rewards, batch, args):
+def no_baseline(scores, batch, args):
     """Return the rewards themselves as advantages, [N, T]."""
-    return rewards[:, None] * batch["mask"]
+    return torch.tensor([[s["reward"]] for s in scores]) * batch["mask"]
 
 
 ADVANTAGES = {  # all with reinforce.py's loss
@@ -60,7 +60,7 @@ def gradient(probabilities, group, advantages, divisor):
     batch = {"mask": mask, "old_logp": logp, "ref_logp": logp}
     args = SimpleNamespace(responses_per_prompt=len(group), clip_low=0.2, clip_high=0.24, kl_coef=0.0)
     args.max_response_tokens = LIMIT
-    batch["advantages"] = advantages(REWARDS[group], batch, args)
+    batch["advantages"] = advantages([SCORES[kind] for kind in group], batch, args).double()
     first = torch.zeros_like(logp)
     first[:, 0] = 1
     logp = logp * (1 - first) + logits.log_softmax(0)[group][:, None] * first

@@ -34,10 +34,9 @@ from helpers import (
 )
 from transformers import AutoTokenizer
 
-import gdpo
 import grpo
 import ppo
-from runtime import checkpoints, float16, processes
+from runtime import checkpoints, float16, measure, processes
 from tools.maintain import updates
 
 # Settings at which some tokens of the batch are cut off, and others not.
@@ -52,6 +51,7 @@ CASES = {
     "grpo_tis geometric": {"mask": "geometric"},
     # With gradient_checkpointing, two processes swap rows (dealing.balance).
     "grpo balanced": {"gradient_checkpointing": True},
+    "reinforce balanced": {"gradient_checkpointing": True},
     "gspo balanced": {"gradient_checkpointing": True, "clip_low": 0.05, "clip_high": 0.03},
 }  # fmt: skip
 
@@ -84,11 +84,6 @@ def batch(tiny_model):
 def args_of(case, **changes):
     settings = {"max_response_tokens": 50, "micro_batch_tokens": 300} | CASES[case]
     return arguments(script_of(case), **settings | changes)
-
-
-def rewards_of(batch, trainer):
-    """As main makes them: [N], and one part, [N, 1], for gdpo.py."""
-    return batch["rewards"] if trainer is gdpo else batch["rewards"][:, 0]
 
 
 def on_a_table(batch):
@@ -233,6 +228,10 @@ def compute_share(folder):
             metrics, given = step_of_main(trainer, args, batch, batch["rewards"][:, 0].tolist(), patch)
         result = results[case] = {"rows": rows, "metrics": timeless(metrics), "advantages": given["advantages"]}
         steps, result["update"] = gradients(trainer, given | {"ids": batch["token"]}, args, table)
+        if case == "reinforce balanced":  # its update adds tensors to the batch
+            trainer.update(table, Recorder(table), filled := given | {"ids": batch["token"]}, 1, args)
+            for name in ("old_logp", "entropy"):
+                result["update"][name] = measure.token_mean(filled[name], batch["mask"])
         result["gradients"] = [step / processes.WORLD_SIZE for step in steps]  # FSDP2 would take the mean
         if case in TRAINED:
             result |= steps_and_a_broken_one(trainer, given, args)
