@@ -335,7 +335,7 @@ def docstring(scripts, base, out, command):
         f"{out.stem}: {' and '.join(script.name for script in scripts)}, combined.",
         f"Made by `{command}`: the changes of each script over {base}.py, their common ancestor. The scripts' own "
         "docstrings have the objectives, the papers and the deviations.",
-        f"What differs from {names[0]}: what {' and '.join(names[1:])} changes, as below.",
+        f"What differs from {names[0]}: the changes of {' and '.join(names[1:])}, as below.",
     ]
     filled = [textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False) for text in paragraphs]
     for script in scripts:
