@@ -55,10 +55,10 @@ def balance(minibatch, args):
     process. Groups that may share the computation of their prompt are not split. All processes must
     call it.
     """
-    if WORLD_SIZE == 1 or passes.prompts_can_be_shared(args):
+    if not passes.swaps_rows(args):
         return minibatch
     ends = passes.used_lengths(minibatch["mask"])  # [N]
-    needed = passes.used_lengths(passes.mask_with_gradient(minibatch, args))  # [N]
+    needed = passes.used_lengths(passes.without_idle(minibatch, args)["mask"])  # [N]
     mine = []
     for i, end in enumerate(ends.tolist()):
         # Clone it: sending a view would send the whole tensor behind it.

@@ -36,7 +36,7 @@ from transformers import AutoTokenizer
 
 import grpo
 import ppo
-from runtime import checkpoints, float16, processes
+from runtime import checkpoints, float16, measure, processes
 from tools.maintain import updates
 
 # Settings at which some tokens of the batch are cut off, and others not.
@@ -48,8 +48,10 @@ CASES = {
     "cispo": {"clip_low": 0.05, "clip_high": 0.03},
     "sapo": {"tau_positive": 5.0, "tau_negative": 7.0},
     "grpo_tis": {"correction_max": 1.1, "mask": "sequence", "mask_delta": 0.0},
+    "grpo_tis geometric": {"mask": "geometric"},
     # With gradient_checkpointing, two processes swap rows (dealing.balance).
     "grpo balanced": {"gradient_checkpointing": True},
+    "reinforce balanced": {"gradient_checkpointing": True},
     "gspo balanced": {"gradient_checkpointing": True, "clip_low": 0.05, "clip_high": 0.03},
 }  # fmt: skip
 
@@ -109,6 +111,7 @@ TURNED_OFF = {
     "grpo_ar_lopti": ({"alpha": 0.0, "eta": 0.0}, {}, {"low_rate": 0}),
     "grpo_tis tis": ({"correction": "tis"}, {}, {"mask_rate": 0}),
     "grpo_tis icepop": ({"correction": "icepop"}, {}, {"mask_rate": 0}),
+    "grpo_tis geometric": ({"mask": "geometric", "mask_low": 1.0, "mask_high": 1.0}, {}, {"mask_rate": 0}),
     "entropy_top": ({"entropy_top": 1.0}, {}, {"top_rate": 1}),
     "archer": ({"entropy_quantile": 1.0}, {"clip_high": 0.2}, {"reasoning_rate": 0}),
 }
@@ -225,6 +228,10 @@ def compute_share(folder):
             metrics, given = step_of_main(trainer, args, batch, batch["rewards"][:, 0].tolist(), patch)
         result = results[case] = {"rows": rows, "metrics": timeless(metrics), "advantages": given["advantages"]}
         steps, result["update"] = gradients(trainer, given | {"ids": batch["token"]}, args, table)
+        if case == "reinforce balanced":  # its update adds tensors to the batch
+            trainer.update(table, Recorder(table), filled := given | {"ids": batch["token"]}, 1, args)
+            for name in ("old_logp", "entropy"):
+                result["update"][name] = measure.token_mean(filled[name], batch["mask"])
         result["gradients"] = [step / processes.WORLD_SIZE for step in steps]  # FSDP2 would take the mean
         if case in TRAINED:
             result |= steps_and_a_broken_one(trainer, given, args)
