@@ -400,7 +400,7 @@ def sample(llm, problems, step, args):
         args,
         n=args.responses_per_prompt,
         temperature=args.temperature,
-        logprobs=0,  # log-probabilities of the sampled tokens only
+        logprobs=0,  # return log π of each sampled token, and of 0 others
         flat_logprobs=True,  # fast: response.logprobs.logprobs is a plain list of numbers
     )
     return to_batch(problems, responses), responses
