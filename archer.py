@@ -2,17 +2,22 @@
 
 From *Stabilizing Knowledge, Promoting Reasoning: Dual-Token Constraints for RLVR* (Wang et al.
 2025, arXiv 2507.15778). Tokens at which the policy is unsure connect the steps of its reasoning,
-and may move far. Tokens of which it is sure hold what it knows, and stay near the reference:
+and may move far. Tokens of which it is sure hold what it knows, and stay near the reference.
+Maximise, over all responses o_i of a mini-batch and all their tokens o_it,
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t { min[ρ·A, clip(ρ, 1−ε, 1+ε)·A] − β·k3 }
 
+    ρ  = π(o_it) / π_old(o_it)         π_old: the policy before this step's updates
+    A  = (r_i − mean) / (std + 1e-6)   the reward r_i, normalised in its group
+    k3 = π_ref/π − log(π_ref/π) − 1    estimate of KL(π ‖ π_ref); π_ref: the initial model
+
     reasoning   ε 0.5, β 0          tokens whose entropy is above their own response's 0.8 quantile
-    knowledge   ε 0.2, β 0.001      the others
+    knowledge   ε 0.2, β 0.001      all other tokens
 
 What differs from grpo.py: --entropy_quantile, --reasoning_clip, --reasoning_kl, and --clip_high
 0.2; reasoning_tokens; a clip range and a KL weight for each token in policy_loss. --clip_low,
 --clip_high and --kl_coef apply to knowledge tokens. `--entropy_quantile 1` makes all tokens
-knowledge, which is grpo.py with --clip_high 0.2 to the last bit.
+knowledge, which is grpo.py with --clip_high 0.2, bitwise.
 
 What this file settles:
 - The quantile is interpolated linearly between a response's two nearest entropies. A token at the
@@ -20,17 +25,17 @@ What this file settles:
 
 Where this file deviates from the paper's release (wizard-III/ArcherCodeR), and why:
 - The release takes entropy and quantile from the current policy in every pass. This file takes them
-  once, from the policy that sampled, so a token keeps its kind for all updates of a step.
+  once, from the policy before the updates, so a token keeps its kind for all updates of a step.
 - The release averages the KL term over the knowledge tokens alone, so its β of 0.001 is 1.25 times
   ours at a quantile of 0.8. Here the divisor is the same for both terms.
-- --reasoning_kl is a share of --kl_coef; the release has a separate weight. With --kl_coef 0 no
+- --reasoning_kl is a fraction of --kl_coef; the release has a separate weight. With --kl_coef 0 no
   reference model is loaded.
 - The release has a dual clip at 10.
 - The release makes 3 epochs over a step's responses, with up to 2 mini-batches each. Here every
   response is used once, as in grpo.py.
 - Its settings differ from grpo.py's: G 16, temperature 1, weight decay 0.1, 10 warm-up steps;
   groups whose responses are all right or all wrong are dropped. --responses_per_prompt 16
-  --temperature 1 --weight_decay 0.1 are flags here; the warm-up and the dropping are not there.
+  --temperature 1 --weight_decay 0.1 are flags here; warm-up and dropping are missing.
 - All other deviations of grpo.py.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 archer.py` for four):
@@ -60,7 +65,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -68,9 +73,9 @@ class Args(settings.RunArgs):
     """
 
     # ---- objective
-    entropy_quantile: Fraction = 0.8  # a token above it, in its response, is a reasoning token
-    reasoning_clip: Fraction = 0.5  # their ε, instead of clip_low and clip_high
-    reasoning_kl: Fraction = 0.0  # the share of kl_coef that they have; 0: no KL term
+    entropy_quantile: Fraction = 0.8  # above this quantile of its response, a token is reasoning
+    reasoning_clip: Fraction = 0.5  # ε of reasoning tokens, below and above 1
+    reasoning_kl: Fraction = 0.0  # reasoning tokens' β, as a fraction of kl_coef; 0: no KL term
     clip_low: Fraction = 0.2  # ε_low of knowledge tokens
     clip_high: NonNegativeFloat = 0.2  # ε_high of knowledge tokens
     kl_coef: NonNegativeFloat = 0.001  # β, the weight of the KL term; 0 loads no reference model
@@ -369,9 +374,9 @@ def compute_advantages(rewards, batch, args):
 
 
 def reasoning_tokens(batch, args):
-    """Which tokens are reasoning tokens, [N, T] of bool.
+    """Return the reasoning tokens: bool [N, T].
 
-    Those whose entropy is above the entropy_quantile of their own response's tokens.
+    Their entropy is above the entropy_quantile of their own response's tokens.
     """
     entropy = batch["entropy"].masked_fill(~batch["mask"], math.nan)  # [N, T]
     quantile = entropy.nanquantile(args.entropy_quantile, dim=1, keepdim=True)  # [N, 1]
@@ -430,8 +435,8 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns clip_rate and reasoning_rate (shares of tokens), grad_norm (a mean) and
-    optimizer_steps.
+    Returns metrics: clip_rate and reasoning_rate (fractions of tokens), grad_norm (mean),
+    optimizer_steps (a number).
     """
     batch = {**batch, "reasoning": reasoning_tokens(batch, args)}
     num_clipped = 0
@@ -452,7 +457,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the number of clipped tokens and the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0

@@ -2,12 +2,17 @@
 
 From *MiniMax-M1* (Chen et al. 2025, arXiv 2506.13585). In GRPO a token gets no gradient once its ρ
 has left the clip range in the direction of A. In CISPO every token keeps its gradient: ρ is a
-weight without gradient, and the clip bounds this weight alone. Maximise
+weight without gradient, and the clip only bounds this weight. Maximise, over all responses o_i of a
+mini-batch and all their tokens o_it,
 
-    J = 1/Σ_i|o_i| · Σ_i Σ_t sg[clip(ρ, 1−ε_low, 1+ε_high)] · A · log π(o_it)     sg: a constant
+    J = 1/Σ_i|o_i| · Σ_i Σ_t sg[clip(ρ, 1−ε_low, 1+ε_high)] · A · log π(o_it)
 
-with ρ and A as in grpo.py. Since ρ > 0, ε_low 1 means no lower bound. Within the bounds a token's
-gradient is ρ·A·∇log π, as in grpo.py; above them it is (1 + ε_high)·A·∇log π.
+    ρ  = π(o_it) / π_old(o_it)         π_old: the policy before this step's updates
+    A  = (r_i − mean) / (std + 1e-6)   the reward r_i, normalised in its group
+    sg[…]                              without gradient, like a constant
+
+Since ρ > 0, ε_low 1 means no lower bound. Within the bounds a token's gradient is ρ·A·∇log π, as in
+grpo.py; above them it is (1 + ε_high)·A·∇log π.
 
 --gated is MiniMax-M1's general form (eq. 6 and 7): the term times PPO's mask. The ACPO paper (*What
 Are Key Factors for Updates in RL for LLM Reasoning?*) uses this form as its baseline CISPO. ACPO's
@@ -17,20 +22,19 @@ release has the mask at 0.2 below and 0.3 above: a token with A > 0 and ρ > 1.3
 responses.
 
 What differs from grpo.py: policy_loss; --gated, and what update divides by then; the defaults of
---clip_low, --clip_high and --kl_coef. clip_rate is the share of tokens whose weight is bounded, for
-either sign of A; these tokens stay in the gradient. With --gated the tokens that the gate cuts off
-count as well.
+--clip_low, --clip_high and --kl_coef. clip_rate is the fraction of tokens whose weight is bounded,
+for either sign of A; these tokens keep a gradient. With --gated it also counts masked tokens.
 
 Where this file deviates, and why:
-- MiniMax-M1 also has DAPO's dynamic sampling and length penalty (dapo.py). Here they are left out.
-- MiniMax-M1 says only that ε_high was tuned. The bounds 1.0 and 0.45 come from ACPO's release
+- MiniMax-M1 also has DAPO's dynamic sampling and length penalty (dapo.py). This file does not.
+- MiniMax-M1 only says that ε_high was tuned. The bounds 1.0 and 0.45 come from ACPO's release
   (Control-derek/ACPO, run_math_qwen_7b.sh).
-- `--kl_coef` above 0 adds a KL term; by default there is none, as in both papers.
+- `--kl_coef` above 0 adds grpo.py's KL term; by default there is none, as in both papers.
 - All deviations of grpo.py, except that there is no dual clip to leave out. The clamp of
-  log-ratios to ±20 bounds the weight too, and cuts off no gradient.
+  log-ratios to ±20 also bounds the weight, and removes no gradient.
 
-Command (one 80 GB GPU; `torchrun --nproc-per-node 4 cispo.py …` for four). ACPO's baseline, off
-policy; without the last two flags near on-policy:
+Command (one 80 GB GPU; `torchrun --nproc-per-node 4 cispo.py …` for four). ACPO's baseline,
+off-policy; without the last two flags near on-policy:
     python cispo.py --task countdown --gated --updates_per_step 16 --prompts_per_step 256
 """
 
@@ -57,7 +61,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -68,7 +72,7 @@ class Args(settings.RunArgs):
     gated: bool = False  # ACPO's baseline: with PPO's gate, and as a mean over responses
     clip_low: Fraction = 1.0  # ε_low; 1: no lower bound
     clip_high: NonNegativeFloat = 0.45  # ε_high
-    kl_coef: NonNegativeFloat = 0.0  # β, weight of the KL term; 0: no reference model is loaded
+    kl_coef: NonNegativeFloat = 0.0  # β, the weight of the KL term; 0 loads no reference model
     updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
 
     # ---- problems
@@ -362,19 +366,20 @@ def compute_advantages(rewards, batch, args):
 # --------------------------------------------------------------------------------------------- loss
 
 
-# With --gated: a token whose ρ has left [1 − GATE_LOW, 1 + GATE_HIGH] in A's direction is cut off.
+# With --gated, a token gets no gradient once ρ has left [1 − GATE_LOW, 1 + GATE_HIGH] in the
+# direction of A.
 GATE_LOW = 0.2
 GATE_HIGH = 0.3
 
 
 def policy_loss(logp, batch, divisor, args):
-    """One micro-batch's part of −J, and how many tokens have a bounded weight.
+    """Compute one micro-batch's part of −J and the number of tokens with a bounded weight.
 
     logp [N, T] carries the gradient; the batch's old_logp, ref_logp, advantages and mask are [N, T]
     too. divisor: Σ|o_i| of J, the response tokens of the whole mini-batch on all processes, so that
-    the losses of its micro-batches add up to −J. With --gated it is the mini-batch's number of
-    responses, each of which counts with the mean over its tokens (the mask has all of them or
-    none); tokens that the gate cuts off are then counted too.
+    the losses of its micro-batches add up to −J. With --gated, it is the mini-batch's number of
+    responses: each counts with the mean over its tokens (the mask has all of them, or none if A is
+    0). Then tokens that the gate masks are counted, too.
     """
     advantages = batch["advantages"]
     mask = batch["mask"]
@@ -440,7 +445,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the number of clipped tokens and the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0

@@ -1,31 +1,35 @@
 """DPPO: Divergence Proximal Policy Optimization, which bounds π − π_old and not their ratio.
 
 From *Rethinking the Trust Region in LLM Reinforcement Learning* (Qi et al. 2026, arXiv 2602.04879).
-The clip of grpo.py bounds ρ = π/π_old. A token that goes from 0.001 to 0.002 has ρ = 2 and is cut
-off, although hardly any probability has moved. A token that goes from 0.99 to 0.80 has ρ = 0.81 and
-is kept, although a fifth of the probability has moved. DPPO cuts off a token once its own
-probability has moved by more than δ in the direction of A:
+The clip of grpo.py bounds ρ = π/π_old. A token that goes from 0.001 to 0.002 has ρ = 2 and is
+clipped, although hardly any probability has moved. A token that goes from 0.99 to 0.80 has ρ = 0.81
+and is not clipped, although a fifth of the probability has moved. DPPO takes away a token's
+gradient once its own probability has moved by more than δ in the direction of A. Maximise, over all
+responses o_i of a mini-batch and all their tokens o_it,
 
-    J = 1/Σ_i|o_i| · Σ_i Σ_t M · sg[min(ρ, 20)] · A · log π(o_it)                 sg: a constant
+    J = 1/Σ_i|o_i| · Σ_i Σ_t M · sg[min(ρ, 20)] · A · log π(o_it)
 
     M = 1 if A > 0 and π − π_old ≤ δ, or A < 0 and π − π_old ≥ −δ; else 0
+    ρ  = π(o_it) / π_old(o_it)         π_old: the policy before this step's updates
+    A  = (r_i − mean) / (std + 1e-6)   the reward r_i, normalised in its group
+    sg[…]                              without gradient, like a constant
 
-with ρ and A as in grpo.py. |π − π_old| is the total variation (TV) between the two distributions
-over the two events "this token" and "any other". `--divergence kl` takes their Kullback-Leibler
-divergence instead, D = KL((π_old, 1 − π_old) ‖ (π, 1 − π)): then M is 1 if D ≤ δ, or if the token
-has moved against the direction of A, so that an update brings it back.
+|π − π_old| is the total variation (TV) between the two distributions over the two events "this
+token" and "any other". `--divergence kl` takes their Kullback-Leibler divergence instead, D =
+KL((π_old, 1 − π_old) ‖ (π, 1 − π)): then M is 1 if D ≤ δ, or if the token has moved against the
+direction of A, so that an update brings it back.
 
 Which tokens each method holds back, at ε 0.2/0.24 and δ 0.15:
 - grpo.py: in ratio. A low-probability token (π_old 0.01) may rise to 0.0124 only; a
   high-probability one (0.9) may fall to 0.72.
 - dppo.py: in probability. The low-probability token may rise to 0.16, the high-probability one fall
   to 0.75.
-- grpo_ar_lopti.py: AR weighs the low-probability token down, in proportion to π_old; Lopti moves it
+- grpo_ar_lopti.py: AR weighs the low-probability token down, depending on π_old; Lopti moves it
   first, before the others. The clip is grpo.py's.
 - acpo.py: in ratio, with a wider range where ρ spreads more, which is at low-probability tokens.
 
 What differs from grpo.py: --divergence and --delta instead of --clip_low and --clip_high;
-policy_loss; the default of --kl_coef. clip_rate is the share of tokens with M = 0.
+policy_loss; the default of --kl_coef. clip_rate is the fraction of tokens with M = 0.
 
 Where this file deviates from the paper and its release (sail-sg/Stable-RL; also in verl), and why:
 - π_old is the trainer's probability before the step's updates, as in all files here. The authors
@@ -33,12 +37,12 @@ Where this file deviates from the paper and its release (sail-sg/Stable-RL; also
   between the two programs.
 - Only the binary approximation is here. The paper also has one over the K most probable tokens.
 - δ is 0.15 for TV and 0.05 for KL, as in verl's example (examples/dppo_trainer), which makes 8
-  updates a step. ρ is at most 20, as in verl if clip_ratio_c is not set; verl sets it to 3, that
+  updates per step. ρ is at most 20, as in verl if clip_ratio_c is not set; verl sets it to 3, that
   example to 10,000, and Stable-RL has 10.
 - A and the divisor are grpo.py's. verl's example has dr_grpo.py's.
 - All deviations of grpo.py, except that there is no dual clip to leave out.
 
-Command (one 80 GB GPU; `torchrun --nproc-per-node 4 dppo.py …` for four): off policy, where trust
+Command (one 80 GB GPU; `torchrun --nproc-per-node 4 dppo.py …` for four): off-policy, where trust
 regions matter, then near on-policy
     python dppo.py --updates_per_step 16
     python dppo.py
@@ -67,7 +71,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -75,9 +79,9 @@ class Args(settings.RunArgs):
     """
 
     # ---- objective
-    divergence: Literal["tv", "kl"] = "tv"  # of π from π_old: total variation, or Kullback-Leibler
+    divergence: Literal["tv", "kl"] = "tv"  # of π and π_old: total variation, or Kullback-Leibler
     delta: PositiveFloat | None = None  # δ, the region's radius; None: tv 0.15, kl 0.05
-    kl_coef: NonNegativeFloat = 0.0  # β, weight of the KL term; 0: no reference model is loaded
+    kl_coef: NonNegativeFloat = 0.0  # β, the weight of the KL term; 0 loads no reference model
     updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
 
     # ---- problems
@@ -371,12 +375,12 @@ def compute_advantages(rewards, batch, args):
 # --------------------------------------------------------------------------------------------- loss
 
 
-# With M = 1 a token's weight is ρ, but never more than this.
+# The largest weight ρ of a token.
 LARGEST_RATIO = 20
 
 
 def outside_region(logp, old_logp, advantages, args):
-    """Where M is 0, a bool [N, T]: π has left the region about π_old, in the direction of A.
+    """Return the tokens with M = 0, bool [N, T]: π has moved beyond δ in the direction of A.
 
     logp, old_logp, advantages: [N, T]. Nothing here carries a gradient.
     """
@@ -388,7 +392,7 @@ def outside_region(logp, old_logp, advantages, args):
         too_low = prob - old_prob < -delta
     else:
         delta = args.delta or 0.05
-        # 1 − π of a token that is certain is 0, or less by rounding: its logarithm must be finite.
+        # If a token is certain, 1 − π is 0, or less by rounding. Its logarithm must be finite.
         other = (1 - prob).clamp(min=1e-8)
         old_other = (1 - old_prob).clamp(min=1e-8)
         of_token = old_prob * (old_logp - logp)
@@ -400,7 +404,7 @@ def outside_region(logp, old_logp, advantages, args):
 
 
 def policy_loss(logp, batch, divisor, args):
-    """One micro-batch's part of −J, and how many of its tokens are outside the region.
+    """Compute one micro-batch's part of −J and the number of its tokens with M = 0.
 
     logp [N, T] carries the gradient; the batch's old_logp, ref_logp, advantages and mask are [N, T]
     too. divisor: Σ|o_i| of J, the response tokens of the whole mini-batch on all processes, so that
@@ -460,7 +464,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the number of clipped tokens and the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0

@@ -5,18 +5,18 @@ From *Understanding R1-Zero-Like Training: A Critical Perspective* (Liu et al. 2
 gives more weight to prompts that are nearly always or nearly never solved. The division by the
 number of tokens gives less weight to each token of a long response. GRPO as first published divides
 by the tokens of the one response, so a wrong response is punished less if it is longer. "Dr." is
-for "done right". Without both divisions, maximise
+for "done right". Without both divisions, maximise, over the responses o_i of a mini-batch and their
+tokens o_it,
 
     J = 1/(n·L) · Σ_i Σ_t min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A]
 
+    ρ = π(o_it) / π_old(o_it)    π_old: the policy before this step's updates
     A = r_i − mean               of the group, in units of the reward
     n                            responses of the mini-batch
     L = max_response_tokens      a constant, whatever the lengths that came out
 
-with ρ as in grpo.py. A constant only scales the gradient. With this one J is a mean over tokens
-times (mean length)/L.
-
-A is rloo.py's times (G − 1)/G: the group's mean contains the response itself, which makes all
+A constant only scales the gradient. With this one, J is a mean over tokens times (mean length)/L. A
+is rloo.py's times (G − 1)/G: the group's mean contains the response itself, which makes all
 advantages smaller by the same factor.
 
 What differs from grpo.py: compute_advantages; the divisor in update; the default of --kl_coef.
@@ -25,7 +25,7 @@ A mini-batch of longer responses still has a smaller weight per token.
 
 Where this file deviates from the paper and its release (sail-sg/understand-r1-zero), and why:
 - With the same advantages the gradient is smaller than grpo.py's by the ratio of the mean length to
-  L. AdamW divides by the gradient's own size, so its steps hardly change; but max_grad_norm binds
+  L. AdamW divides by the gradient's own size, so its steps hardly change; but max_grad_norm applies
   less often.
 - ε is grpo.py's 0.2/0.24; Liu et al. have 0.2 for both.
 - `--kl_coef` above 0 adds the KL term, with the same divisor; by default there is none, as there.
@@ -58,7 +58,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -68,7 +68,7 @@ class Args(settings.RunArgs):
     # ---- objective
     clip_low: Fraction = 0.2  # ε_low: the clip range of ρ begins at 1 − ε_low
     clip_high: NonNegativeFloat = 0.24  # ε_high: the clip range ends at 1 + ε_high
-    kl_coef: NonNegativeFloat = 0.0  # β, weight of the KL term; 0: no reference model is loaded
+    kl_coef: NonNegativeFloat = 0.0  # β, the weight of the KL term; 0 loads no reference model
     updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
 
     # ---- problems
@@ -339,13 +339,13 @@ def sync_weights(policy, llm, args):
 
 
 def compute_advantages(rewards, batch, args):
-    """Advantage of every response token, [N, T]: the reward minus the mean of its group.
+    """Compute the advantage of every response token: the reward minus the mean of its group.
 
     rewards [N]: the G responses to a prompt are consecutive.
-    response tokens; the advantage is zero elsewhere, and for a group of one response.
+    Returns [N, T], zero outside the batch's mask (response tokens) and in groups of one response.
     """
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
-    # Subtracting the first reward changes no advantage, but equal rewards give exactly 0.
+    # Subtract the first reward, which cancels in A: then equal rewards have A = 0 exactly.
     groups = groups - groups[:, :1]
     advantages = groups - groups.mean(1, keepdim=True)
     return advantages.reshape(-1, 1) * batch["mask"]  # [N, T]
@@ -420,7 +420,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the number of clipped tokens and the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0

@@ -2,23 +2,29 @@
 
 From *Beyond the 80/20 Rule: High-Entropy Minority Tokens Drive Effective Reinforcement Learning*
 (Wang et al. 2025, arXiv 2506.01939). At most tokens the policy is sure what comes next. The rule
-trains only the tokens at which the policy is least sure, with the objective of grpo.py:
+only trains the tokens at which the policy is least sure. Maximise, over all responses o_i of a
+mini-batch and all their tokens o_it,
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t 1[H ≥ τ] · { min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A] − β·k3 }
 
-    H  entropy of the current policy's distribution for o_it, in nats, at the sampling temperature
-    τ  the ⌈entropy_top·n⌉-th largest H of the mini-batch's n response tokens
+    ρ  = π(o_it) / π_old(o_it)         π_old: the policy before this step's updates
+    A  = (r_i − mean) / (std + 1e-6)   the reward r_i, normalised in its group
+    k3 = π_ref/π − log(π_ref/π) − 1    estimate of KL(π ‖ π_ref); π_ref: the initial model
+    H                                  entropy of the current policy's distribution for o_it, in
+                                       nats, at the sampling temperature
+    τ                                  the ⌈entropy_top·n⌉-th largest H of the mini-batch's n
+                                       response tokens
 
 What differs from grpo.py: --entropy_top; entropy_threshold; the narrower mask in update, and its
 two metrics. H is computed anew for each update: at a step's first update the policy is still the
-one that sampled, and each later update makes one more forward pass. `--entropy_top 1` is grpo.py to
-the last bit.
+one that sampled, and each later update makes one more forward pass. `--entropy_top 1` is grpo.py,
+bitwise.
 
-Wang et al. and the AR-Lopti paper use the rule on DAPO, with dynamic sampling and, in Wang et al.,
-overlong shaping and no KL term; here it stands on GRPO, so that the diff is the rule. Wang et al.
-have 512 prompts × 16 responses, 16 updates a step, ε 0.2/0.28 and 20480 tokens. The AR-Lopti paper
-(Appendix E, fig. 19) tries the rule on K&K with 2, 4, 8 and 16 updates a step, and finds it to help
-with 16 only.
+Wang et al. and the AR-Lopti paper (arXiv 2505.12929) use the rule on DAPO, with dynamic sampling
+and, in Wang et al., overlong shaping and no KL term. Here it is on GRPO, so that the diff is the
+rule. Wang et al. have 512 prompts × 16 responses, 16 updates per step, ε 0.2/0.28 and 20480 tokens.
+The AR-Lopti paper (Appendix E, fig. 19) tries the rule on K&K with 2, 4, 8 and 16 updates per step.
+It only helps with 16.
 
 Where this file deviates from the rule's release (Shenzhi-Wang/Beyond-the-80-20-Rule-RLVR) and from
 ACPO's (Control-derek/ACPO), which has the rule as an option, and why:
@@ -61,7 +67,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -69,7 +75,7 @@ class Args(settings.RunArgs):
     """
 
     # ---- objective
-    entropy_top: PositiveFraction = 0.2  # share of tokens in the loss, by highest entropy
+    entropy_top: PositiveFraction = 0.2  # fraction of tokens in the loss: those of highest entropy
     clip_low: Fraction = 0.2  # ε_low: the clip range of ρ begins at 1 − ε_low
     clip_high: NonNegativeFloat = 0.24  # ε_high: the clip range ends at 1 + ε_high
     kl_coef: NonNegativeFloat = 0.001  # β, the weight of the KL term; 0 loads no reference model
@@ -412,9 +418,9 @@ def minibatches(batch, count):
 
 
 def entropy_threshold(minibatch, args):
-    """τ, the entropy from which on a token is in the loss: the k-th largest, k = ⌈entropy_top·n⌉.
+    """Compute τ, in nats: the ⌈entropy_top·n⌉-th largest entropy of n response tokens.
 
-    minibatch: this process's share, with entropy and mask [N, T]. n: response tokens of all
+    minibatch: this process's rows, with entropy and mask [N, T]; n counts the tokens of all
     processes.
     """
     mine = minibatch["entropy"][minibatch["mask"]]
@@ -426,8 +432,8 @@ def entropy_threshold(minibatch, args):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns clip_rate (a share of tokens), grad_norm (a mean) and optimizer_steps; top_rate, the
-    share of tokens in the loss; and entropy_threshold, the mean of the updates' τ in nats.
+    Returns metrics: clip_rate and top_rate (fractions of tokens: clipped, in the loss), grad_norm
+    (mean), optimizer_steps (a number), and entropy_threshold (mean of the updates' τ, in nats).
     """
     num_top = 0
     thresholds = []
@@ -436,10 +442,10 @@ def update(policy, optimizer, batch, step, args):
     for minibatch in minibatches(batch, args.updates_per_step):
         minibatch = balance(minibatch, args)  # equal work for all processes
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
-        if grad_norms:  # the policy has moved since the batch's entropy was taken
+        if grad_norms:  # the policy has moved since the batch's entropy was computed
             _, minibatch["entropy"] = log_probs(policy, minibatch, args)
         thresholds.append(entropy_threshold(minibatch, args))
-        is_below = minibatch["entropy"] < thresholds[-1]  # False for NaN: the loss must tell of it
+        is_below = minibatch["entropy"] < thresholds[-1]  # False for NaN: the loss must be NaN, too
         minibatch["mask"] = minibatch["mask"] & ~is_below
         num_top += minibatch["mask"].sum()
         clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
@@ -456,7 +462,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the number of clipped tokens and the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0

@@ -3,15 +3,20 @@
 From *GDPO: Group reward-Decoupled Normalization Policy Optimization for Multi-reward RL
 Optimization* (Liu et al. 2026, arXiv 2601.05242). The reward of many tasks is a sum of parts:
 Knights & Knaves (K&K) rewards the form of a response and its answer. GRPO adds the parts up and
-normalises the sum. Then the part that varies most rules the advantage, and responses with different
-parts but equal sums get the same advantage. GDPO normalises first and adds up afterwards:
+normalises the sum. Then the part that varies most dominates the advantage, and responses with
+different parts but equal sums get the same advantage. GDPO normalises first and adds up afterwards.
+Maximise, over all responses o_i of a mini-batch and all their tokens o_it,
 
-    A_n = (r_n − mean) / (std + 1e-6)      part n of the reward, normalised in its group
-    S   = Σ_n A_n                          so each part has the same weight
-    A   = (S − mean) / (std + 1e-6)        normalised over all responses of the step
+    J = 1/Σ_i|o_i| · Σ_i Σ_t { min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A] − β·k3 }
+
+    A_n = (r_n − mean) / (std + 1e-6)  part n of the reward of o_i, normalised in its group
+    S   = Σ_n A_n                      so each part has the same weight
+    A   = (S − mean) / (std + 1e-6)    normalised over all responses of the step
+    ρ   = π(o_it) / π_old(o_it)        π_old: the policy before this step's updates
+    k3  = π_ref/π − log(π_ref/π) − 1   estimate of KL(π ‖ π_ref); π_ref: the initial model
 
 The second normalisation keeps the size of A the same for any number of parts. A part that is equal
-in a whole group gives 0, and so do sums S that are equal in the whole step. J is grpo.py's.
+in a whole group gives 0, and so do sums S that are equal in the whole step.
 
 What differs from grpo.py
 - compute_advantages takes [N, parts] instead of [N].
@@ -22,11 +27,11 @@ same parts. If it names none, the reward is the only part, and A is GRPO's advan
 standard deviation over the step.
 
 Where this file deviates from the paper and its releases:
-- Weights of parts. The paper can weigh the A_n. Here each has weight 1; a task can repeat a part.
+- Weights of parts. The paper can weight the A_n. Here each has weight 1; a task can repeat a part.
 - Mean over responses. The second mean and standard deviation are over responses, as in the paper.
   verl takes them over tokens.
 - ε is 1e-6, as in grpo.py and verl. TRL has 1e-4.
-- Everything else is as in grpo.py, whose docstring gives the settings and their sources.
+- Settings and other deviations are grpo.py's.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 gdpo.py` for four):
     python gdpo.py
@@ -55,7 +60,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -336,10 +341,10 @@ def sync_weights(policy, llm, args):
 
 
 def compute_advantages(rewards, batch, args):
-    """Advantage of every response token, [N, T]: its parts, normalised in their groups and summed.
+    """Compute the advantage of every response token: reward parts, normalised in groups and summed.
 
-    rewards [N, parts]: the G responses to a prompt follow each other. The batch's mask [N, T] is
-    True on response tokens; the advantage is zero elsewhere. A group of one response has mean 0 and
+    rewards [N, parts]: the G responses to a prompt are consecutive.
+    Returns [N, T], zero outside the batch's mask (response tokens). In a group of one response,
     the mean is set to 0 and the standard deviation to 1, as in the library verl.
     """
     groups = rewards.view(-1, args.responses_per_prompt, rewards.shape[-1])  # [prompts, G, parts]
@@ -355,7 +360,8 @@ def compute_advantages(rewards, batch, args):
     parts = (groups - mean) / (std + 1e-6)  # A_n
     sums = parts.sum(-1)  # [prompts, G]: each part has the same weight
     of_step = torch.tensor(gather(sums.flatten().tolist()))  # the sums of all processes
-    # Equal sums, as of parts that cancel, give 0, and not a rounding error over a rounding error.
+    # If all sums are equal, up to rounding (parts may cancel), A is 0. Otherwise a rounding error
+    # would be divided by another one.
     advantages = torch.zeros_like(sums)
     largest = max(gather([parts.abs().sum(-1).max().item()]))  # how large a sum could be
     if of_step.max() - of_step.min() > 1e-5 * largest:
@@ -432,7 +438,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the number of clipped tokens and the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0

@@ -2,32 +2,39 @@
 
 From *Do Not Let Low-Probability Tokens Over-Dominate in RL for LLMs* (arXiv 2505.12929, "the
 paper"). A token's gradient grows with 1 − π (Proposition 4.2), so a few low-probability tokens
-drown the many probable ones. The paper has two remedies for the objective J of grpo.py (eq. 1):
+drown the many high-probability tokens. The paper has two remedies, for GRPO's objective (eq. 1):
+maximise, over all responses o_i of a mini-batch and all their tokens o_it,
 
-    AR (eq. 4)           A ← (α·π_old + 1 − α)·A     low-probability tokens weigh less, for any A
-    Lopti (Algorithm 1)  first all the step's updates on the tokens with π_old ≤ η, then all of them
-                         again on the other tokens: with 2 updates a step, low, low, high, high
+    J = 1/Σ_i|o_i| · Σ_i Σ_t { min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A] − β·k3 }
 
-AR acts after the normalisation in the group. In a stage of Lopti, the advantage and the KL term of
-the other tokens are zero. Both stages divide by all response tokens, so at fixed weights their
-losses add up to grpo.py's loss. Both use the same π_old, and AdamW's state is kept between them.
+    ρ  = π(o_it) / π_old(o_it)             π_old: the policy before this step's updates
+    A  = w · (r_i − mean) / (std + 1e-6)   the reward r_i, normalised in its group, times w
+    w  = α·π_old(o_it) + 1 − α             AR (eq. 4): low-probability tokens weigh less, for any A
+    k3 = π_ref/π − log(π_ref/π) − 1        estimate of KL(π ‖ π_ref); π_ref: the initial model
 
-What differs from grpo.py: --alpha, --eta, --lopti_stages; ar_weight and its line in main; in_stage
-and the stages in update. `--alpha 0 --eta 0` is grpo.py to the last bit. On mathematics use one of
-the two, not both (Appendix C.3): the default there is AR with α 0.1; Lopti alone is `--alpha 0
---eta 0.5`. Ablations: `--lopti_stages high,low` is fig. 6b; `low` or `high` alone is fig. 6a.
+Lopti (Algorithm 1) makes the step's updates in two stages: first on tokens with π_old ≤ η alone,
+then on the same responses' other tokens alone. With 2 updates per step, a step makes four: low,
+low, high, high. An update sets A and the KL term of the other stage's tokens to zero. It divides by
+the tokens of both stages, so the losses of the stages would add up to grpo.py's if the weights did
+not move in between. Both stages use the same π_old, and AdamW's state is kept between them.
+
+What differs from grpo.py: --alpha, --eta and --lopti_stages, with a check; ar_weight and its line
+in main; in_stage and the stages in update; the metric low_rate, the fraction of tokens with π_old ≤
+η. `--alpha 0 --eta 0` is grpo.py, bitwise. On mathematics the two together gain nothing (Appendix
+C.3), so with --task math the default is AR alone, with α 0.1; Lopti alone is `--alpha 0 --eta 0.5`.
+Ablations: `--lopti_stages high,low` is fig. 6b; `low` or `high` alone is fig. 6a.
 
 Where this file deviates from the paper and its release (zhyang2226/AR-Lopti), and why:
-- Probabilities: eq. 4 and Algorithm 1 take π of the policy that sampled. Here it is π_old, recorded
+- Probabilities. Eq. 4 and Algorithm 1 take π of the policy that sampled. Here it is π_old, computed
   once before a step's updates, as in the release. So all updates have the same weights and stages.
-- α and η: the paper's 0.3 and 0.5 are the defaults. The release's scripts have them for both
+- α and η. The paper's 0.3 and 0.5 are the defaults. The release's scripts have them for both
   remedies together, but α 0.2 for AR alone and η 0.4 for Lopti alone.
 - A token with π_old = η is low, as in Algorithm 1. The release has < there.
-- KL: Algorithm 1 masks A alone, so eq. 1's KL term would count in both stages. Here each token's KL
-  term is in the token's own stage, as in the release.
-- A stage in which a mini-batch has no token makes no optimizer step. Taken literally, Algorithm 1
-  makes one without a policy gradient, in which AdamW's momentum and weight decay still move the
-  weights; `--eta 0` would not be GRPO then.
+- KL term. Algorithm 1 masks A alone, so each token's KL term would count in both stages. Here it
+  counts in the token's own stage, as in the release.
+- Empty stages. If a mini-batch has no token of a stage, no update is made. Algorithm 1 makes one
+  with a policy gradient of 0, in which AdamW's momentum and weight decay move the weights: then
+  `--eta 0` would not be GRPO.
 - All deviations of grpo.py.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 grpo_ar_lopti.py …` for four):
@@ -57,7 +64,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -103,13 +110,13 @@ class Args(settings.RunArgs):
     seed: NonNegativeInt = 0  # seeds the prompt order and the sampling
 
     def check(self):
-        """ValueError, saying what would be right, if two settings do not fit each other."""
+        """Raise ValueError if two settings do not fit each other. flags.check calls it."""
         if (self.lopti_stages, self.eta) in (("low", 0), ("high", 1)):
             raise ValueError(f"--lopti_stages {self.lopti_stages} has no token at --eta {self.eta}")
 
 
-# What the papers set differently for other tasks: runtime/papers.py. For mathematics, AR-Lopti uses
-# one of the two methods, not both (Table 3). Lopti alone is --alpha 0 --eta 0.5.
+# {task: {setting: value}}: the defaults that --task replaces, by those of the task's own paper. On
+# mathematics the AR-Lopti paper uses either AR or Lopti (Table 3); this is AR.
 TASKS = papers.TASKS | {"math": papers.TASKS["math"] | {"alpha": 0.1, "eta": 0.0}}
 
 # Exit here on --help or a bad flag: importing torch takes seconds. main reads the flags again.
@@ -369,9 +376,9 @@ def compute_advantages(rewards, batch, args):
 
 
 def ar_weight(old_logp, alpha):
-    """AR: what each token's advantage is multiplied by, α·π_old + 1 − α (eq. 4), [N, T].
+    """Compute AR's factor of each token's advantage, α·π_old + 1 − α (eq. 4): [N, T].
 
-    old_logp [N, T], in nats: recorded before the update, so the weight carries no gradient.
+    old_logp [N, T], in nats, was computed before the update, so the factor carries no gradient.
     """
     return alpha * old_logp.exp() + 1 - alpha
 
@@ -424,10 +431,10 @@ def minibatches(batch, count):
 
 
 def in_stage(stage, batch, eta):
-    """Which response tokens a stage of Lopti updates, [N, T] of bool.
+    """Return the response tokens that a stage of Lopti updates: bool [N, T].
 
-    stage: "low", those with π_old ≤ η, or "high", the others. batch: its old_logp and mask are
-    [N, T]. Compared as logarithms, since a tiny π_old would round to 0.
+    stage: "low" for tokens with π_old ≤ η, "high" for the others. The batch's old_logp and mask
+    are [N, T]. Logarithms are compared, because a tiny π_old would round to 0, which is ≤ η = 0.
     """
     log_eta = math.log(eta) if eta > 0 else -math.inf
     is_low = batch["old_logp"] <= log_eta
@@ -435,9 +442,10 @@ def in_stage(stage, batch, eta):
 
 
 def update(policy, optimizer, batch, step, args):
-    """All optimizer updates of a step: in each stage of Lopti, one on each mini-batch.
+    """Make all optimizer updates of a step: in each stage of Lopti, one per mini-batch.
 
-    Returns clip_rate and low_rate (shares of tokens), grad_norm (a mean) and optimizer_steps.
+    Returns metrics: clip_rate and low_rate (fractions of tokens), grad_norm (mean),
+    optimizer_steps (a number).
     """
     num_clipped = 0
     grad_norms = []  # one per update
@@ -445,7 +453,8 @@ def update(policy, optimizer, batch, step, args):
         for minibatch in minibatches(batch, args.updates_per_step):
             minibatch = balance(minibatch, args)  # equal work for all processes
             divisor = all_reduce(minibatch["mask"].sum())  # of both stages, on all processes
-            minibatch["mask"] = in_stage(stage, minibatch, args.eta)  # the batch keeps its mask
+            # From here, the mask has this stage's tokens alone. The batch's own mask stays whole.
+            minibatch["mask"] = in_stage(stage, minibatch, args.eta)
             if all_reduce(minibatch["mask"].sum()) == 0:
                 continue  # no optimizer step
             clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
@@ -461,7 +470,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the number of clipped tokens and the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0

@@ -2,19 +2,23 @@
 
 *Approximating KL Divergence* (Schulman 2020) has k1, k2 and k3 as estimates of the divergence's
 value. Training uses their gradients, and an estimate with the right mean can have the gradient of
-another divergence (course/lesson_10.md). Maximise
+another divergence (course/lesson_10.md). Maximise, over all responses o_i of a mini-batch and all
+their tokens o_it,
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t { min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A] − β·k }
 
-with ρ and A as in grpo.py and, by --kl, for each token
+    ρ  = π(o_it) / π_old(o_it)         π_old: the policy before this step's updates
+    A  = (r_i − mean) / (std + 1e-6)   the reward r_i, normalised in its group
+
+and k for each token, by --kl, where π_ref is the initial model:
 
     k1        log(π/π_ref)
     k2        ½ (log(π/π_ref))²
     k3        π_ref/π − log(π_ref/π) − 1    grpo.py's
     k3_ratio  ρ·k3, the default             DeepSeek-V3.2 (arXiv 2512.02556), eq. 7
 
-What differs from grpo.py: --kl; kl_term in the place of k3; β must be above 0. `--kl k3` is grpo.py
-to the last bit.
+What differs from grpo.py: --kl; kl_term in the place of k3; β must be above 0. `--kl k3` is
+grpo.py, bitwise.
 
 Where this file deviates from DeepSeek-V3.2, which has no public training code: only where grpo.py
 does, such as the divisor. DeepSeek-V3.2's mask is in grpo_tis.py.
@@ -46,7 +50,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -375,16 +379,16 @@ def policy_loss(logp, batch, divisor, args):
 
 
 def kl_term(logp, batch, args):
-    """The KL term of each token, [N, T], in nats: the estimate that --kl names.
+    """Compute the KL term of each token, [N, T] in nats: the estimate that --kl selects.
 
-    Only its gradient counts. On average over tokens drawn from π, as in a step's first update, it
-    is
+    Only its gradient matters. Averaged over tokens sampled from π, as in a step's first update, the
+    gradient is
 
         k1              0
-        k2, k3_ratio    the gradient of KL(π ‖ π_ref); in k3_ratio a part of it comes through ρ
+        k2, k3_ratio    the gradient of KL(π ‖ π_ref); a part of k3_ratio's comes through ρ
         k3              the gradient of KL(π_ref ‖ π)
 
-    Only k3_ratio keeps it in later updates.
+    In later updates, whose tokens were sampled from π_old, only k3_ratio still has this average.
     """
     ref_logp = batch["ref_logp"]
     if args.kl == "k1":
@@ -398,7 +402,7 @@ def kl_term(logp, batch, args):
 
 
 def k3(logp, ref_logp):
-    """exp(ref − logp) − (ref − logp) − 1 for each token, in nats (Schulman 2020)."""
+    """Compute exp(ref − logp) − (ref − logp) − 1 for each token, in nats (Schulman 2020)."""
     difference = (ref_logp - logp).clamp(-20, 20)
     return difference.exp() - difference - 1
 
@@ -435,7 +439,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the number of clipped tokens and the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0

@@ -1,44 +1,46 @@
 """GRPO with truncated importance sampling (TIS): correct the mismatch of sampler and trainer.
 
-vLLM samples and PyTorch trains. For the same weights they compute slightly different probabilities:
-other kernels, another order of summation, often another dtype. So the responses come from a policy
-that is not quite the trainer's, and the gradient is biased. The remedy is importance sampling:
-weight each token by the trainer's probability over the sampler's, within a bound. From *Your
-Efficient RL Framework Secretly Brings You Off-Policy RL Training* (Yao et al. 2025). Maximise
+From *Your Efficient RL Framework Secretly Brings You Off-Policy RL Training* (Yao et al. 2025).
+vLLM samples and PyTorch trains. With the same weights they compute slightly different
+probabilities: other kernels, another order of summation, often another dtype. So the responses come
+from a policy that is not quite the trainer's, and the gradient is biased. The remedy is importance
+sampling: multiply each token's term by the trainer's probability over vLLM's, within a bound.
+Maximise, over all responses o_i of a mini-batch and all their tokens o_it,
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t { w · min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A] − β·k3 }
 
-    w = min(π_old/π_sampler, C)                            --correction tis, the default
-    w = π_old/π_sampler if that is in [C_min, C], else 0   --correction icepop
+    w  = min(π_old/π_sampler, C)         weight, without gradient; π_sampler(o_it): vLLM's
+                                         probability of the token when it sampled it
+    ρ  = π(o_it) / π_old(o_it)           π_old: the trainer's policy before this step's updates
+    A  = (r_i − mean) / (std + 1e-6)     the reward r_i, normalised in its group
+    k3 = π_ref/π − log(π_ref/π) − 1      estimate of KL(π ‖ π_ref), both the trainer's: no w
 
-with ρ, A and k3 as in grpo.py. π_sampler(o_it) is the probability that vLLM reported when it
-sampled the token; π_old(o_it) is the trainer's, before the step's updates. w is a constant without
-gradient, and the KL term has none: it is about the trainer's policy alone. IcePop (Zhao et al.
-2025, for the Ring models) leaves out a token on which the two disagree too much, in either
-direction, instead of bounding its weight.
+--correction icepop (IcePop, Zhao et al. 2025, for the Ring models) drops a token on which the two
+disagree too much, in either direction, instead of bounding its weight: w is π_old/π_sampler if that
+is in [C_min, C], and otherwise 0.
 
---mask sequence also leaves out whole responses (*DeepSeek-V3.2*, arXiv 2512.02556, eq. 9): w is 0
-for all tokens of a response o_i if
+--mask sequence also drops whole responses (*DeepSeek-V3.2*, arXiv 2512.02556, eq. 9): w is 0 for
+all tokens of a response o_i if
 
     A_i < 0  and  1/|o_i| · Σ_t log(π_sampler(o_it) / π(o_it)) > δ          δ: --mask_delta
 
-This is a bad response to which the policy now gives a much lower probability than the sampler did,
-for two reasons: the two compute differently, and updates have moved π. The policy would hardly
-sample it any more, so there is little to learn from it. The sum is signed: tokens that became more
-probable make up for others. Good responses are never left out. The divisor still counts the tokens
-left out, and their KL term stays.
+This is a bad response that the policy would hardly sample any more, so there is little to learn
+from it: its probability is now much lower than the sampler's, because the two programs differ and
+because updates have moved π. The sum is signed: tokens that became more probable make up for
+others. Good responses are never dropped. The divisor counts dropped tokens, and their KL term
+stays.
 
-What differs from grpo.py: --correction, --correction_max and --correction_min; sampler_correction,
-which policy_loss multiplies in; --mask and --mask_delta; left_out; three metrics. correction_mean
-is the mean w over a step's tokens before the updates, without --mask: 1 if the two agree.
-correction_cut is the share of tokens whose π_old/π_sampler is out of bounds. mask_rate is the share
-of tokens in responses left out, over all updates. How far the two differ is sampler_gap, in every
-script. If it is small, so is the effect of w. It grows with a sampler of lower precision, and it is
-large if something is wrong.
+What differs from grpo.py: --correction, --correction_max (C), --correction_min (C_min);
+sampler_correction, whose w policy_loss multiplies in; --mask, --mask_delta and left_out; three
+metrics. correction_mean is the mean w over a step's tokens before the updates, without --mask: 1 if
+the two programs agree. correction_cut is the fraction of tokens whose π_old/π_sampler is out of
+bounds. mask_rate is the fraction of tokens in dropped responses, over all updates. sampler_gap, a
+metric of every script, is the mean |log π_old − log π_sampler|: if it is small, so is the effect of
+w. It grows if the sampler has a lower precision, and is large if something is wrong.
 
 Where this file deviates from its sources, and why:
-- w multiplies the token's term in grpo.py's objective, PPO's ratio to π_old included, as in Yao et
-  al., verl ("decoupled") and TRL. Using π/π_sampler as PPO's ratio would clip the mismatch as well.
+- w multiplies the token's term of GRPO, PPO's ratio to π_old included, as in Yao et al., verl
+  ("decoupled") and TRL. Using π/π_sampler as PPO's ratio would clip the mismatch as well.
 - C is 2, as in verl. TRL began with 2 and has 3 today, for the ratio of a whole response. IcePop's
   own bounds are 0.5 and 5; here they are C_min 0.5 and C.
 - DeepSeek-V3.2 does not give δ. 0.5 is what TRL suggests. slime and miles have 1e-4, with the
@@ -73,7 +75,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -83,11 +85,11 @@ class Args(settings.RunArgs):
     # ---- objective
     clip_low: Fraction = 0.2  # ε_low: the clip range of ρ begins at 1 − ε_low
     clip_high: NonNegativeFloat = 0.24  # ε_high: the clip range ends at 1 + ε_high
-    correction: Literal["tis", "icepop"] = "tis"  # for the sampler: bound the weight, or leave out
+    correction: Literal["tis", "icepop"] = "tis"  # tis bounds the weight w, icepop drops the token
     correction_max: PositiveFloat = 2.0  # C, the largest weight
-    correction_min: NonNegativeFloat = 0.5  # C_min, the least weight; of icepop alone
-    mask: Literal["none", "sequence"] = "none"  # sequence: leave out bad responses that are stale
-    mask_delta: NonNegativeFloat = 0.5  # δ: nats a token that it has become less probable
+    correction_min: NonNegativeFloat = 0.5  # C_min, the smallest weight with icepop
+    mask: Literal["none", "sequence"] = "none"  # sequence: drop improbable bad responses
+    mask_delta: NonNegativeFloat = 0.5  # δ: nats per token by which log π must have fallen
     kl_coef: NonNegativeFloat = 0.001  # β, the weight of the KL term; 0 loads no reference model
     updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
 
@@ -121,7 +123,7 @@ class Args(settings.RunArgs):
     seed: NonNegativeInt = 0  # seeds the prompt order and the sampling
 
     def check(self):
-        """ValueError, saying what would be right, if two settings do not fit each other."""
+        """Raise ValueError if two settings do not fit each other. flags.check calls it."""
         if self.correction == "icepop" and self.correction_min > self.correction_max:
             raise ValueError(
                 f"--correction_min is {self.correction_min}; it must be at most "
@@ -391,7 +393,7 @@ def compute_advantages(rewards, batch, args):
 
 
 def sampler_correction(batch, args):
-    """w of every response token, and where π_old/π_sampler is out of bounds; both [N, T].
+    """Compute w of every response token and whether π_old/π_sampler is out of bounds, [N, T] each.
 
     The batch's old_logp and sampler_logp are [N, T] and carry no gradient.
     """
@@ -404,9 +406,9 @@ def sampler_correction(batch, args):
 
 
 def left_out(logp, batch, args):
-    """Which tokens are of a response that --mask sequence leaves out (eq. 9 of V3.2), [N, T].
+    """Return the tokens of responses that --mask sequence drops (eq. 9 of V3.2): bool [N, T].
 
-    logp [N, T]: under the policy that is updated; no gradient is taken through it. The batch's
+    logp [N, T]: log π under the policy that is being updated; its gradient is not used. The batch's
     sampler_logp, advantages and mask are [N, T].
     """
     mask = batch["mask"]
@@ -466,7 +468,8 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns clip_rate and mask_rate (shares of tokens), grad_norm (a mean) and optimizer_steps.
+    Returns metrics: clip_rate and mask_rate (fractions of tokens), grad_norm (mean),
+    optimizer_steps (a number).
     """
     num_clipped = 0
     num_left_out = 0
@@ -486,9 +489,10 @@ def update(policy, optimizer, batch, step, args):
 
 
 def update_once(policy, optimizer, minibatch, divisor, step, args):
-    """One optimizer update. Returns the numbers of tokens clipped and left out, the gradient norm.
+    """Make one optimizer update. Returns the numbers of clipped and dropped tokens, gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0

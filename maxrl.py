@@ -1,4 +1,4 @@
-"""MaxRL: a group's gradient divided by its share of correct responses, towards maximum likelihood.
+"""MaxRL: a group's gradient over its fraction of correct responses, towards maximum likelihood.
 
 From *Maximum Likelihood Reinforcement Learning* (Tajwar et al. 2026, arXiv 2602.02710). Let p be
 the probability that a response to a prompt is correct. REINFORCE maximises the mean of p over the
@@ -8,32 +8,32 @@ the sum lie between the two:
 
     J_T = −Σ_{k≤T} (1−p)^k/k        ∇J_T = Σ_{k≤T} (1−p)^(k−1) · ∇p
 
-T = 1 is REINFORCE, T → ∞ is maximum likelihood. p is not known, but there are G responses to the
-prompt. Over all responses of a step and all their tokens, maximise
+T = 1 is REINFORCE, T → ∞ is maximum likelihood. p is unknown, but there are G responses to the
+prompt. Maximise, over all responses o_i of a step and all their tokens o_it,
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t A_i · log π(o_it)
 
     A_i = (r_i − mean) / mean   of the group; 0 if the mean is 0
     r_i                         1 if the response is correct, 0 otherwise
 
-So the mean is the share of correct responses, which estimates p. Groups that are all correct or all
-wrong have A = 0 and teach nothing.
+So the mean is the fraction of correct responses, which estimates p. Groups that are all correct or
+all wrong have A = 0 and teach nothing.
 
-Apart from the divisor Σ_i|o_i|, the expected gradient of a group is ∇J_T with T = G − 1. To see it,
-write A_i as r_i/mean − 1. The first part gives the mean of ∇log π over the correct responses. It is
-∇p/p in expectation, if one of the G is correct at all: (1 − (1−p)^G)·∇p/p, which is ∇J_G. The −1 is
-a baseline. It would change no expectation, but groups that are all wrong do not have it. That
-removes the last term of ∇J_G. With G = 2 this is REINFORCE.
+Why this is ∇J_T with T = G − 1, in expectation and apart from the divisor Σ_i|o_i|: write A_i as
+r_i/mean − 1. The first part gives the mean of ∇log π over the correct responses. Its expectation is
+(1 − (1−p)^G)·∇p/p, which is ∇J_G: ∇p/p, if at least one of the G is correct. The −1 is a baseline,
+which would not change the expectation. But groups that are all wrong do not have it (A = 0), and
+that removes the last term of ∇J_G. With G = 2 this is REINFORCE.
 
 What differs from reinforce.py: compute_advantages; in main, the reward.
 
 Where this file deviates from the paper's release (tajwarfahim/maxrl, a fork of verl), and why:
 - Reward. p is a probability, so r is 0 or 1. A K&K reward is −3 to 3, and a part of it is for the
   format. So r is `correct` of the task's score; the metric reward is still the task's reward.
-- On GSM8K the release gives a response that was cut off the reward 0. Here, and there on other
-  data, it is 1 if its answer is right.
+- On GSM8K the release gives a truncated response the reward 0. Here, as there on other data, it is
+  1 if its answer is right.
 - The release divides by mean + 1e-6 and has A = r/1e-6 in a group of one. Here A is 0 in it.
-- The release has PPO's ratio and clip, which do nothing in its one update a step: the ratio is 1.
+- The release has PPO's ratio and clip, which do nothing in its one update per step: the ratio is 1.
 - Settings. On GSM8K the release trains SmolLM2-360M-Instruct with 256 prompts × 128 responses, lr
   1e-5, temperature 1 and no KL term. Here the settings are as in all scripts, with a smaller G.
 - All deviations of reinforce.py, except for the baseline.
@@ -64,7 +64,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -72,7 +72,7 @@ class Args(settings.RunArgs):
     """
 
     # ---- objective
-    updates_per_step: PositiveInt = 1  # mini-batches of a step; all but the first are off-policy
+    updates_per_step: PositiveInt = 1  # mini-batches per step; all but the first are off-policy
 
     # ---- problems
     task: str = "kk"  # kk, math, countdown, hitab, gym (see rewards/), or your own Python file
@@ -342,13 +342,13 @@ def sync_weights(policy, llm, args):
 
 
 def compute_advantages(rewards, batch, args):
-    """Advantage of every response token, [N, T]: (reward − mean) / mean of its group.
+    """Compute the advantage of every response token: (reward − mean) / mean of its group.
 
-    rewards [N], each 0 or 1: the G responses to a prompt follow each other. The batch's mask [N, T]
-    is True on response tokens; the advantage is zero elsewhere, and in a group that is all wrong.
+    rewards [N], each 0 or 1: the G responses to a prompt are consecutive.
+    Returns [N, T], zero outside the batch's mask (response tokens) and in groups that are wrong.
     """
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
-    mean = groups.mean(1, keepdim=True)  # the share of correct responses, [prompts, 1]
+    mean = groups.mean(1, keepdim=True)  # the fraction of correct responses, [prompts, 1]
     advantages = torch.where(mean > 0, (groups - mean) / mean, 0)
     return advantages.reshape(-1, 1) * batch["mask"]  # [N, T]
 
@@ -357,7 +357,7 @@ def compute_advantages(rewards, batch, args):
 
 
 def policy_loss(logp, batch, divisor, args):
-    """One micro-batch's part of −J.
+    """Compute one micro-batch's part of −J.
 
     logp [N, T] carries the gradient; the batch's advantages and mask are [N, T] too. divisor:
     Σ|o_i| of J, the response tokens of the whole mini-batch on all processes, so that the losses of
@@ -397,7 +397,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0

@@ -2,14 +2,6 @@
 
 From *Simple Statistical Gradient-Following Algorithms for Connectionist Reinforcement Learning*
 (Williams 1992), with the baseline of Sutton & Barto, *Reinforcement Learning* (2018), Section 13.4.
-Five functions are the whole algorithm. Read them from the end of the file upwards:
-
-    main                 a step: sample, score, advantages, update, new weights for the sampler
-    update               a step's responses go through update_once: gradient, one step of AdamW
-    compute_advantages   two lines: the reward minus the mean
-    policy_loss          two lines: the objective J below
-    Policy.forward       the log-probability of each token of a response
-
 The policy is a language model. It writes responses o_i to prompts, and a rule gives each response a
 reward r_i. In the textbook's terms, the state is the text so far, the action is the next token
 o_it, and the only reward comes at the end. Objective: maximise, over all responses of a step and
@@ -26,13 +18,21 @@ in the opposite direction if it was worse, in proportion to A_i. All tokens of a
 A_i, because the reward does not say which token made the response good. This works on average: a
 token that makes no difference occurs in good and in bad responses, and its updates cancel.
 
-Why the gradient is right. The expected reward is Σ_o π(o)·r(o), a sum over all possible responses.
-Because ∇π = π·∇log π, its gradient is Σ_o π(o)·[r(o)·∇log π(o)], the mean of the bracket over
-responses sampled from π. The average over a step's responses, ∇J but for divisor and baseline,
-estimates this mean. Only the gradient of J matters, not its value. log π(o) is the sum of log
-π(o_t) over the tokens. A baseline b that does not depend on o makes the average less noisy and adds
-−b·Σ_o π(o)·∇log π(o) = −b·∇Σ_o π(o) = −b·∇1 = 0. The responses must be sampled from the same π
-whose gradient is taken. So each step makes one update, on one mini-batch, and then samples again.
+Five functions are the whole algorithm. Begin with main, the last one, and read on upwards:
+
+    main                 a step: sample, score, advantages, update, new weights for vLLM
+    update               passes the step's responses to update_once: gradient, one step of AdamW
+    compute_advantages   two lines: the reward minus the mean
+    policy_loss          two lines: −J
+    Policy.forward       the log-probability of each token of a response
+
+Why the gradient is right. Training should raise the expected reward, Σ_o π(o)·r(o), a sum over all
+possible responses o. Because ∇π = π·∇log π, its gradient is Σ_o π(o)·r(o)·∇log π(o): the mean of
+r(o)·∇log π(o) over responses sampled from π. A step estimates this mean by the average over its
+responses; log π(o) is the sum of log π(o_t) over the tokens. So J is only there for its gradient.
+Subtracting a baseline b, a number that does not depend on o, makes the average less noisy. It does
+not change the mean, because Σ_o π(o)·b·∇log π(o) = b·∇Σ_o π(o) = b·∇1 = 0. The responses must come
+from the same π whose gradient is taken. So each step makes one update, and then samples again.
 
 The weights exist twice: in PyTorch, which computes gradients, and in vLLM, which generates text
 many times faster. After each update they are copied to vLLM, so that the current policy writes the
@@ -48,16 +48,16 @@ What the next scripts add, and why (docs/algorithms/ladder.md shows it step by s
 - ppo.py learns a value for each position, so that tokens of a response get different advantages.
 
 What differs from grpo.py: no ratio, no clip, no KL term and no reference model; compute_advantages;
-one update a step, whose passes also give the log-probabilities and entropies that metrics need.
+one update per step, whose own forward passes also serve the metrics.
 
 Where this file deviates from the textbook, and why:
 - J is divided by the number of tokens. The textbook divides by the number of responses. Within a
   batch both gradients have the same direction, and this one does not grow with the responses'
-  length. Without a baseline, rewards above 0 would favour short responses: batches of
-  them have a smaller divisor (course/lesson_0.md, 0.3).
-- The mean contains r_i itself. With n responses, A_i is (1 − 1/n)·(r_i − the mean of the others),
-  and this mean does not depend on o_i. So the gradient is a little shorter, in the same direction.
-  rloo.py leaves r_i out.
+  length. It needs the baseline: without one, rewards above 0 would favour short responses, because
+  they come in batches with a smaller divisor (course/lesson_0.md, 0.3).
+- The mean contains r_i, so the baseline depends on o_i. But with n responses, A_i is (1 − 1/n)·(r_i
+  − the mean of the others), and that mean does not. So the gradient is a little shorter, in the
+  same direction. rloo.py leaves r_i out.
 - AdamW makes the step, with a gradient scaled down to the norm max_grad_norm if it is larger.
 - With `--updates_per_step 2`, the second update uses responses that were sampled before the first
   update. Nothing here corrects for that.
@@ -88,7 +88,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -96,7 +96,7 @@ class Args(settings.RunArgs):
     """
 
     # ---- objective
-    updates_per_step: PositiveInt = 1  # mini-batches of a step; all but the first are off-policy
+    updates_per_step: PositiveInt = 1  # mini-batches per step; all but the first are off-policy
 
     # ---- problems
     task: str = "kk"  # kk, math, countdown, hitab, gym (see rewards/), or your own Python file
@@ -366,12 +366,11 @@ def sync_weights(policy, llm, args):
 
 
 def compute_advantages(rewards, batch, args):
-    """Advantage of every response token, [N, T]: the reward minus the mean reward of the step.
+    """Compute the advantage of every response token: the reward minus the step's mean reward.
 
-    rewards [N]; the mean is over the responses of all processes. The batch's mask [N, T] is True on
-    response tokens; the advantage is zero elsewhere.
+    rewards [N], one per response. Returns [N, T], zero outside the batch's mask (response tokens).
     """
-    # all_reduce: the sum over the processes
+    # all_reduce sums over the processes, so that the mean is over the responses of all of them.
     mean = all_reduce(rewards.double().sum()) / all_reduce(len(rewards))
     return (rewards - mean)[:, None] * batch["mask"]  # [N, T]
 
@@ -380,7 +379,7 @@ def compute_advantages(rewards, batch, args):
 
 
 def policy_loss(logp, batch, divisor, args):
-    """One micro-batch's part of −J.
+    """Compute one micro-batch's part of −J.
 
     logp [N, T] carries the gradient; the batch's advantages and mask are [N, T] too. divisor:
     Σ|o_i| of J, the response tokens of the whole mini-batch on all processes, so that the losses of
@@ -420,7 +419,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0

@@ -1,9 +1,10 @@
 """REINFORCE++: the reward minus a KL penalty as each token's return, normalised over the whole
 batch.
 
-From *REINFORCE++* (Hu 2025, arXiv 2501.03262), as the AR-Lopti paper (arXiv 2505.12929) uses it in
-eq. 20 and 21. There are no groups and there is no KL term in the loss. Each prompt still gets G
-responses o_i from the current policy. With an advantage for every token, maximise
+From *REINFORCE++* (Hu 2025, arXiv 2501.03262), as *Do Not Let Low-Probability Tokens Over-Dominate
+in RL for LLMs* (arXiv 2505.12929, "AR-Lopti") uses it in eq. 20 and 21. There are no groups, and
+the loss has no KL term. Each prompt still gets G responses o_i from the current policy. With an
+advantage for every token, maximise
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A]        ρ = π(o_it) / π_old(o_it)
 
@@ -11,20 +12,22 @@ responses o_i from the current policy. With an advantage for every token, maximi
     R  = r_i − β·Σ_{j≥t} k1_ij       return: the penalty of this token and of all after it
     A  = (R − μ) / √(σ² + 1e-8)      μ, σ²: mean and variance of R over the step's response tokens
 
+π_old is the policy before this step's updates, and π_ref is the initial model.
+
 What differs from grpo.py: token_returns and compute_advantages; no KL term in policy_loss; three
 metrics. --kl_coef is the penalty's β; with 0, R is the reward on each token. In grpo.py a group of
 equal rewards teaches nothing; here it still does.
 
 Where this file deviates from the paper and its release (zhyang2226/AR-Lopti), and why:
-- The release's README changes only the advantage to get REINFORCE++. Its script then keeps
+- The release's README only changes the advantage to get REINFORCE++. Its script then keeps
   `use_kl_loss=True`: k3 stays in the loss, and there is no penalty per token. The paper's Table 7
   may come from that. This file follows eq. 20: the penalty is in the return, not in the loss.
 - The text of eq. 20 gives k1 as the ratio π/π_ref. Here it is the ratio's logarithm, whose mean is
   the KL divergence.
 - Eq. 20 writes π. This file takes π_old: returns are computed once, before a step's updates, and
   carry no gradient.
-- Eq. 20 divides by σ and leaves open what σ² is divided by: here the number of tokens less one, as
-  in the release. The 1e-8 keeps A finite if all returns are equal; A is 0 then.
+- Eq. 20 divides by σ, and does not say how σ² is averaged. Here it is divided by the number of
+  tokens minus one, as in the release. The 1e-8 keeps A finite (0) if all returns are equal.
 - All deviations of grpo.py, except for groups.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 reinforce_pp.py …` for four):
@@ -54,7 +57,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -354,9 +357,10 @@ def token_returns(rewards, batch, args):
 
 
 def compute_advantages(rewards, batch, args):
-    """Advantage of every response token, [N, T]: its return, normalised over the step's tokens.
+    """Compute the advantage of every response token: its return, normalised over the step's tokens.
 
-    rewards [N]; batch as in token_returns. The tokens of all processes count.
+    rewards [N]; batch as in token_returns. Returns [N, T], zero outside the mask. Mean and variance
+    are over the tokens of all processes.
     """
     returns, mean, variance = token_returns(rewards, batch, args)
     advantages = (returns - mean) / math.sqrt(variance + 1e-8)
@@ -432,7 +436,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the number of clipped tokens and the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0

@@ -1,22 +1,28 @@
 """REINFORCE++ with Advantage Reweighting (AR) and Low-Probability Token Isolation (Lopti).
 
-From the AR-Lopti paper (arXiv 2505.12929), Appendix D.1.1 and Table 7. The two remedies of
-grpo_ar_lopti.py, for reinforce_pp.py, whose advantages are each token's return, normalised over the
-batch:
+From *Do Not Let Low-Probability Tokens Over-Dominate in RL for LLMs* (arXiv 2505.12929, "the
+AR-Lopti paper"), Appendix D.1.1 and Table 7: the two remedies of grpo_ar_lopti.py, for
+reinforce_pp.py, whose advantages are each token's return, normalised over the batch. Maximise
 
-    AR (eq. 4)           A ← (α·π_old + 1 − α)·A     low-probability tokens weigh less, for any A
-    Lopti (Algorithm 1)  first all the step's updates on the tokens with π_old ≤ η, then all of them
-                         again on the other tokens: with 2 updates a step, low, low, high, high
+    J = 1/Σ_i|o_i| · Σ_i Σ_t min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A]        ρ = π(o_it) / π_old(o_it)
+
+    A = w · (R − μ) / √(σ² + 1e-8)     R: the reward minus the KL penalty of this token and of all
+                                       after it; μ, σ²: mean and variance of R over the step
+    w = α·π_old(o_it) + 1 − α          AR (eq. 4): low-probability tokens weigh less, for any A
+
+Lopti (Algorithm 1) makes the step's updates in two stages: first on tokens with π_old ≤ η alone,
+then on the same responses' other tokens alone. With 2 updates per step, a step makes four: low,
+low, high, high.
 
 What differs from reinforce_pp.py is, line by line, what makes grpo_ar_lopti.py of grpo.py: --alpha,
 --eta, --lopti_stages; ar_weight and its line in main; in_stage and the stages in update. Only the
-default of α is different: 0.1, the paper's value here. `--alpha 0 --eta 0` is reinforce_pp.py to
-the last bit.
+default of α is different: 0.1, the paper's value here. `--alpha 0 --eta 0` is reinforce_pp.py,
+bitwise.
 
 Where this file deviates, and why:
-- All deviations of reinforce_pp.py: k1 as a logarithm, of π_old; no KL term in the loss.
-- All deviations of grpo_ar_lopti.py: π_old ≤ η; no optimizer step without a token. On
-  mathematics it has one of the two remedies, which the paper says for GRPO only (Appendix C.3).
+- All deviations of reinforce_pp.py: the penalty's k1 is a logarithm, of π_old; no KL term in J.
+- All deviations of grpo_ar_lopti.py: π_old instead of π; no update without a token. On mathematics
+  it has one of the two remedies, which the paper says for GRPO only (Appendix C.3).
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 reinforce_pp_ar_lopti.py …` for four):
     python reinforce_pp_ar_lopti.py --alpha 0.1 --eta 0.5 --steps 360
@@ -45,7 +51,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -91,13 +97,13 @@ class Args(settings.RunArgs):
     seed: NonNegativeInt = 0  # seeds the prompt order and the sampling
 
     def check(self):
-        """ValueError, saying what would be right, if two settings do not fit each other."""
+        """Raise ValueError if two settings do not fit each other. flags.check calls it."""
         if (self.lopti_stages, self.eta) in (("low", 0), ("high", 1)):
             raise ValueError(f"--lopti_stages {self.lopti_stages} has no token at --eta {self.eta}")
 
 
-# What the papers set differently for other tasks: runtime/papers.py. For mathematics, AR-Lopti uses
-# one of the two methods, not both (Table 3). Lopti alone is --alpha 0 --eta 0.5.
+# {task: {setting: value}}: the defaults that --task replaces, by those of the task's own paper. On
+# mathematics the AR-Lopti paper uses either AR or Lopti (Table 3); this is AR.
 TASKS = papers.TASKS | {"math": papers.TASKS["math"] | {"alpha": 0.1, "eta": 0.0}}
 
 # Exit here on --help or a bad flag: importing torch takes seconds. main reads the flags again.
@@ -354,9 +360,10 @@ def token_returns(rewards, batch, args):
 
 
 def compute_advantages(rewards, batch, args):
-    """Advantage of every response token, [N, T]: its return, normalised over the step's tokens.
+    """Compute the advantage of every response token: its return, normalised over the step's tokens.
 
-    rewards [N]; batch as in token_returns. The tokens of all processes count.
+    rewards [N]; batch as in token_returns. Returns [N, T], zero outside the mask. Mean and variance
+    are over the tokens of all processes.
     """
     returns, mean, variance = token_returns(rewards, batch, args)
     advantages = (returns - mean) / math.sqrt(variance + 1e-8)
@@ -364,9 +371,9 @@ def compute_advantages(rewards, batch, args):
 
 
 def ar_weight(old_logp, alpha):
-    """AR: what each token's advantage is multiplied by, α·π_old + 1 − α (eq. 4), [N, T].
+    """Compute AR's factor of each token's advantage, α·π_old + 1 − α (eq. 4): [N, T].
 
-    old_logp [N, T], in nats: recorded before the update, so the weight carries no gradient.
+    old_logp [N, T], in nats, was computed before the update, so the factor carries no gradient.
     """
     return alpha * old_logp.exp() + 1 - alpha
 
@@ -419,10 +426,10 @@ def minibatches(batch, count):
 
 
 def in_stage(stage, batch, eta):
-    """Which response tokens a stage of Lopti updates, [N, T] of bool.
+    """Return the response tokens that a stage of Lopti updates: bool [N, T].
 
-    stage: "low", those with π_old ≤ η, or "high", the others. batch: its old_logp and mask are
-    [N, T]. Compared as logarithms, since a tiny π_old would round to 0.
+    stage: "low" for tokens with π_old ≤ η, "high" for the others. The batch's old_logp and mask
+    are [N, T]. Logarithms are compared, because a tiny π_old would round to 0, which is ≤ η = 0.
     """
     log_eta = math.log(eta) if eta > 0 else -math.inf
     is_low = batch["old_logp"] <= log_eta
@@ -430,9 +437,10 @@ def in_stage(stage, batch, eta):
 
 
 def update(policy, optimizer, batch, step, args):
-    """All optimizer updates of a step: in each stage of Lopti, one on each mini-batch.
+    """Make all optimizer updates of a step: in each stage of Lopti, one per mini-batch.
 
-    Returns clip_rate and low_rate (shares of tokens), grad_norm (a mean) and optimizer_steps.
+    Returns metrics: clip_rate and low_rate (fractions of tokens), grad_norm (mean),
+    optimizer_steps (a number).
     """
     num_clipped = 0
     grad_norms = []  # one per update
@@ -440,7 +448,8 @@ def update(policy, optimizer, batch, step, args):
         for minibatch in minibatches(batch, args.updates_per_step):
             minibatch = balance(minibatch, args)  # equal work for all processes
             divisor = all_reduce(minibatch["mask"].sum())  # of both stages, on all processes
-            minibatch["mask"] = in_stage(stage, minibatch, args.eta)  # the batch keeps its mask
+            # From here, the mask has this stage's tokens alone. The batch's own mask stays whole.
+            minibatch["mask"] = in_stage(stage, minibatch, args.eta)
             if all_reduce(minibatch["mask"].sum()) == 0:
                 continue  # no optimizer step
             clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
@@ -456,7 +465,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the number of clipped tokens and the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0

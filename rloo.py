@@ -2,10 +2,10 @@
 
 From *Back to Basics: Revisiting REINFORCE-Style Optimization for Learning from Human Feedback in
 LLMs* (Ahmadian et al. 2024, arXiv 2402.14740), Section 2.3. Prompts differ in difficulty, so the
-mean reward of the whole step is a poor baseline: to an easy prompt every response is "better than
+mean reward of the whole step is a poor baseline: every response to an easy prompt is "better than
 average". Here the baseline is the mean reward of the *other* responses to the same prompt. This
 baseline does not depend on the response itself, so the gradient stays unbiased, its size included.
-Maximise
+Maximise, over all responses o_i of a step and all their tokens o_it,
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t A_i · log π(o_it)
 
@@ -13,15 +13,15 @@ Maximise
 
     r_i = the rule's reward − β · log(π(o_i) / π_ref(o_i))             β: --kl_coef, 0 by default
 
-A is in units of the reward: there is no division by the standard deviation. So a group with rewards
-3 and −3 moves the weights more than a group with rewards 3 and 2. In grpo.py both have the
-advantages ±0.71.
+G is the number of responses to a prompt. A is in units of the reward: nothing divides it by the
+standard deviation. So a group with rewards 3 and −3 moves the weights more than a group with
+rewards 3 and 2. In grpo.py both have the advantages ±0.71.
 
 What differs from reinforce.py: compute_advantages; --kl_coef, with the reference model and the
-penalty in main, which takes a pass before the update. The penalty covers the whole response, a
-sum over its tokens; its gradient is not taken: it is a part of the reward.
+penalty in main, which takes a forward pass before the update. The penalty covers the whole
+response, as a sum over its tokens. It is part of the reward, so it carries no gradient.
 
-The paper leaves out ratio and clip on purpose: PPO's clip binds for less than 5 % of its tokens,
+The paper leaves out ratio and clip on purpose: PPO's clip applies to less than 5 % of its tokens,
 and learning is better without it (Section 3.2).
 
 The paper's settings: G is 2 or 4; β is 0.03 for TL;DR and 0.10 for HH, with a learned reward model
@@ -64,7 +64,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -73,7 +73,7 @@ class Args(settings.RunArgs):
 
     # ---- objective
     kl_coef: NonNegativeFloat = 0.0  # β, of the KL penalty; 0: no reference model is loaded
-    updates_per_step: PositiveInt = 1  # mini-batches of a step; all but the first are off-policy
+    updates_per_step: PositiveInt = 1  # mini-batches per step; all but the first are off-policy
 
     # ---- problems
     task: str = "kk"  # kk, math, countdown, hitab, gym (see rewards/), or your own Python file
@@ -343,13 +343,13 @@ def sync_weights(policy, llm, args):
 
 
 def compute_advantages(rewards, batch, args):
-    """Advantage of every response token, [N, T]: the reward minus the mean of its group's others.
+    """Compute the advantage of every response token: the reward minus the others' mean.
 
     rewards [N]: the G responses to a prompt are consecutive.
-    response tokens; the advantage is zero elsewhere, and for a group of one response.
+    Returns [N, T], zero outside the batch's mask (response tokens) and in groups of one response.
     """
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
-    # Subtracting the first reward changes no advantage, but equal rewards give exactly 0.
+    # Subtract the first reward, which cancels in A: then equal rewards have A = 0 exactly.
     groups = groups - groups[:, :1]
     sum_of_others = groups.sum(1, keepdim=True) - groups
     advantages = groups - sum_of_others / max(1, args.responses_per_prompt - 1)
@@ -360,7 +360,7 @@ def compute_advantages(rewards, batch, args):
 
 
 def policy_loss(logp, batch, divisor, args):
-    """One micro-batch's part of −J.
+    """Compute one micro-batch's part of −J.
 
     logp [N, T] carries the gradient; the batch's advantages and mask are [N, T] too. divisor:
     Σ|o_i| of J, the response tokens of the whole mini-batch on all processes, so that the losses of
@@ -396,7 +396,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0

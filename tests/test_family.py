@@ -24,7 +24,7 @@ OWN_WORDS = {
 OWN_LINES = {
     "acpo": (12, 50), "archer": (4, 19), "cispo": (8, 18), "dapo": (8, 54), "dapo_ar_lopti": (1, 19), "dppo": (10, 25),
     "dr_grpo": (8, 3), "entropy_top": (1, 19), "gdpo": (5, 11), "grpo_ar_lopti": (1, 20), "grpo_kl": (2, 13),
-    "gigpo": (3, 38), "grpo_async": (30, 63),
+    "gigpo": (3, 38), "grpo_async": (30, 64),
     "grpo_multi_turn": (19, 90), "grpo_stale": (10, 28), "grpo_tis": (3, 36), "gspo": (6, 8), "maxrl": (3, 5),
     "opd": (8, 10), "ppo": (18, 80),
     "reinforce": (55, 15), "reinforce_pp": (10, 18), "reinforce_pp_ar_lopti": (1, 19), "rloo": (8, 22),
