@@ -175,7 +175,7 @@ class Policy(nn.Module):
         Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
         full vocabulary; without with_entropy it is zero.
         """
-        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
             # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
@@ -270,8 +270,9 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
-    when: the step, or "test" in an evaluation. --seed, `when` and the problem make the seed of a
-    request, on any number of processes alike. vLLM derives the seed of each response from that.
+    when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
+    the problem alone. From it, vLLM derives a seed per response. So the number of processes does
+    not matter.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -378,7 +379,7 @@ def compute_advantages(rewards, batch, args):
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
-        # Rewards that differ by at most 1e-6 of the largest count as equal: that is rounding.
+        # If a group's rewards only differ by rounding (1e-6 of the largest), set all to the first.
         groups = groups.where(~measure.all_equal(groups), groups[:, :1])
         # Subtract the first reward, which cancels in A: then equal rewards have A = 0 exactly,
         # although their mean may be rounded.
@@ -479,7 +480,7 @@ def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
     Returns metrics: clip_rate and mask_rate (fractions of tokens), grad_norm (mean),
-    optimizer_steps (a number).
+    optimizer_steps (count).
     """
     num_clipped = 0
     num_left_out = 0
@@ -533,7 +534,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
-@records.task_may_fail
+@records.task_may_fail  # an error of the task ends the run, with a checkpoint
 def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -580,9 +581,10 @@ def main():
     versions = deque(checkpoints.load_versions(args.resume), maxlen=args.lag + 1)
     versions.append(snapshot(policy, args))
     policy.versions = versions
-    # End the run if policy, transformers and vLLM compute different models.
+    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
+    # tokens, after a sync of changed weights.
     same_model.check(policy, llm, sync_policy, train[0], args)
-    sync_weights(versions[0], llm)  # after a resume, vLLM still has the initial weights
+    sync_weights(versions[0], llm)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
@@ -620,7 +622,7 @@ def main():
         # Update the policy, and copy the weights of --lag steps ago to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after
+        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
         clock.lap("train")
         lag = len(versions) - 1  # of this step's responses
         versions.append(snapshot(policy, args))  # if there are too many now, the oldest one goes

@@ -179,7 +179,7 @@ class Policy(nn.Module):
         Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
         full vocabulary; without with_entropy it is zero.
         """
-        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
             # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
@@ -228,7 +228,7 @@ class ValueModel(Policy):
 
         ids, mask: [N, T], as in Policy. Returns float32 [N, T], zero outside the mask.
         """
-        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
         # As in Policy, pair each response token with the state one position before it. Compute in
@@ -310,8 +310,9 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
-    when: the step, or "test" in an evaluation. --seed, `when` and the problem make the seed of a
-    request, on any number of processes alike. vLLM derives the seed of each response from that.
+    when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
+    the problem alone. From it, vLLM derives a seed per response. So the number of processes does
+    not matter.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -502,7 +503,7 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns metrics: clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (a number).
+    Returns metrics: clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (count).
     """
     num_clipped = 0
     grad_norms = []  # one per update
@@ -588,7 +589,7 @@ def update_values(value_model, optimizer, batch, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
-@records.task_may_fail
+@records.task_may_fail  # an error of the task ends the run, with a checkpoint
 def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -634,9 +635,10 @@ def main():
     critic = (value_model, value_optimizer)
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume, critic)
-    # End the run if policy, transformers and vLLM compute different models.
+    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
+    # tokens, after a sync of changed weights.
     same_model.check(policy, llm, sync_weights, train[0], args)
-    sync_weights(policy, llm, args)  # after a resume, vLLM still has the initial weights
+    sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
@@ -681,7 +683,7 @@ def main():
         # Update the policy, and copy the new weights to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after
+        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

@@ -143,7 +143,7 @@ class Policy(nn.Module):
         Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
         full vocabulary; without with_entropy it is zero.
         """
-        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
             # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
@@ -265,7 +265,7 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns metrics: loss and grad_norm (means), optimizer_steps (a number).
+    Returns metrics: loss and grad_norm (means), optimizer_steps (count).
     """
     losses = []  # one per update
     grad_norms = []
