@@ -89,8 +89,8 @@ class Args(settings.RunArgs):
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · its two matrices' product to a weight
+    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -381,11 +381,11 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns metrics: grad_norm (mean), optimizer_steps (count). Adds each token's log π before
-    its update and its entropy to the batch, old_logp and entropy [N, T]: more metrics need them.
+    Returns metrics: grad_norm (mean), optimizer_steps (count). For other metrics, adds to the batch
+    what no update reads: old_logp, each token's log π before its update, and entropy, [N, T].
     """
-    # The updates compute both anyway, in update_once, except for tokens with A = 0, which they skip
-    # to save time. So compute both for these tokens here.
+    # A forward pass for metrics alone, over the tokens that updates skip because A = 0. The
+    # updates' own passes fill in the other tokens (update_once).
     batch["old_logp"], batch["entropy"] = log_probs(policy, passes.idle_tokens(batch, args), args)
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
