@@ -62,7 +62,7 @@ class Args(settings.RunArgs):
 
     # ---- objective
     alpha: Fraction = 0.3  # α of advantage reweighting; 0: none
-    eta: Fraction = 0.5  # η, the largest probability that counts as low; 0: one stage, all tokens
+    eta: Fraction = 0.5  # η, the largest low probability; 0: one stage with all tokens
     lopti_stages: Literal["low,high", "high,low", "low", "high"] = "low,high"  # Lopti's, in order
     clip_low: Fraction = 0.2  # ε_low: the clip range of ρ begins at 1 − ε_low
     clip_high: NonNegativeFloat = 0.24  # ε_high: the clip range ends at 1 + ε_high
@@ -79,7 +79,7 @@ class Args(settings.RunArgs):
     responses_per_prompt: GroupSize = 8  # G, the group size: responses to each prompt
     max_response_tokens: PositiveInt = 4096  # longer responses are truncated
     overlong_buffer: NonNegativeInt | None = None  # B; None: a fifth of the limit; 0: no shaping
-    max_refills: NonNegativeInt = 10  # times that a step samples more prompts, at most
+    max_refills: NonNegativeInt = 10  # at most so many times, a step samples more prompts
     temperature: Temperature = 0.7  # π is softmax(logits / temperature), in sampling and loss
 
     # ---- optimizer

@@ -105,7 +105,7 @@ class Args(settings.RunArgs):
     lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
 
     # ---- machine
-    sampler_gpus: str = ""  # the samplers' GPUs, one for each process: "2,3"; empty: the next ones
+    sampler_gpus: str = ""  # the samplers' GPUs, one per process: "2,3"; empty: the next ones
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -393,7 +393,7 @@ def check_sampler(policy, sampler, problem, args):
     with same_model.changed_weights(policy):
         sampler.request(snapshot(policy, args), [problem], "check", {})
         answer = sampler.receive("check")
-        if answer is not None:  # otherwise the sampler has died, and the first step says so
+        if answer is not None:  # if the sampler has died, the first step says so
             [response], _ = answer
             same_model.compare(policy, problem, args, response)
 
@@ -675,13 +675,13 @@ def main():
         batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
         clock.lap("logprob")
 
-        # Update the policy, and keep its weights for the requests to come.
+        # Update the policy, and keep its weights for later requests.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
         run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
         clock.lap("train")
         lag = len(versions) - 1  # of this step's responses
-        versions.append(snapshot(policy, args))  # if there are too many now, the oldest one goes
+        versions.append(snapshot(policy, args))  # drops the oldest if there are more than k + 1
         timings = clock.end("sync")  # seconds per phase, peak memory
 
         # Log, evaluate, save.
@@ -704,7 +704,7 @@ def main():
             "time/sampler": sampler_seconds,
         }
         if step == args.steps or (step % args.eval_every == 0 and not run.interrupted()):
-            # Tests are for the newest weights, and come after the responses already requested.
+            # Evaluate the newest weights. The responses already requested are sampled first.
             metrics.update(evaluate(sampler, versions[-1], task, test, step, run, args))
         run.write(metrics)  # to metrics.jsonl, TensorBoard and, in one line, the terminal
         run.write_samples(step, problems, responses, scores)  # saves a few of them

@@ -83,10 +83,10 @@ class Args(settings.RunArgs):
     # ---- sampling
     prompts_per_step: PositiveInt = 64  # a multiple of updates_per_step × processes (one per GPU)
     responses_per_prompt: GroupSize = 8  # G, the group size: responses to each prompt
-    max_response_tokens: PositiveInt = 4096  # of a whole conversation: turns and replies
+    max_response_tokens: PositiveInt = 4096  # per conversation, replies included
     max_turns: PositiveInt = 4  # the model's turns in a conversation; a task's TURNS replaces it
-    max_reply_tokens: PositiveInt = 1024  # a longer reply of the task is cut
-    tool_timeout: PositiveFloat = 10.0  # seconds for a call; then its reply is an error
+    max_reply_tokens: PositiveInt = 1024  # longer replies of the task are truncated
+    tool_timeout: PositiveFloat = 10.0  # seconds per tool call; then its reply is an error
     tool_parser: str = "auto"  # vLLM's parser for calls of TOOLS; auto: by the chat template
     temperature: Temperature = 0.7  # π is softmax(logits / temperature), in sampling and loss
 

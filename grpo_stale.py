@@ -625,7 +625,7 @@ def main():
         run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
         clock.lap("train")
         lag = len(versions) - 1  # of this step's responses
-        versions.append(snapshot(policy, args))  # if there are too many now, the oldest one goes
+        versions.append(snapshot(policy, args))  # drops the oldest if there are more than k + 1
         sync_weights(versions[0], llm)
         timings = clock.end("sync")  # seconds per phase, peak memory
 
@@ -648,7 +648,7 @@ def main():
             **timings,
         }
         if step == args.steps or (step % args.eval_every == 0 and not run.interrupted()):
-            sync_weights(versions[-1], llm)  # tests are for the newest weights
+            sync_weights(versions[-1], llm)  # evaluate the newest weights
             metrics.update(evaluate(llm, task, test, step, run, args))
             sync_weights(versions[0], llm)
         run.write(metrics)  # to metrics.jsonl, TensorBoard and, in one line, the terminal

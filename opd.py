@@ -496,7 +496,7 @@ def main():
         rewards = torch.tensor([s["reward"] for s in scores])  # [N]
         clock.lap("score")
 
-        # Probabilities before the update and the teacher's, and advantages.
+        # Compute log-probabilities from before the update, the teacher's too, and advantages.
         batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
         batch["teacher_logp"], _ = log_probs(teacher, batch, args, with_entropy=False)  # [N, T]
         batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]

@@ -675,7 +675,7 @@ def main():
         # Compute values from before the update, advantages and returns; update the value model.
         batch["values"] = compute_values(value_model, batch, args)  # [N, T]
         batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
-        estimates = estimate_advantages(rewards, batch, args).float()  # Â, not whitened
+        estimates = estimate_advantages(rewards, batch, args).float()  # Â, not normalised
         batch["returns"] = estimates + batch["values"]  # [N, T]
         values_updated = update_values(value_model, value_optimizer, batch, step, args)  # metrics
         clock.lap("value")

@@ -60,11 +60,11 @@ class Args(settings.RunArgs):
 
     # ---- objective
     alpha: Fraction = 0.1  # α of advantage reweighting; 0: none
-    eta: Fraction = 0.5  # η, the largest probability that counts as low; 0: one stage, all tokens
+    eta: Fraction = 0.5  # η, the largest low probability; 0: one stage with all tokens
     lopti_stages: Literal["low,high", "high,low", "low", "high"] = "low,high"  # Lopti's, in order
     clip_low: Fraction = 0.2  # ε_low: the clip range of ρ begins at 1 − ε_low
     clip_high: NonNegativeFloat = 0.24  # ε_high: the clip range ends at 1 + ε_high
-    kl_coef: NonNegativeFloat = 0.001  # β, of the KL penalty; 0: no reference model is loaded
+    kl_coef: NonNegativeFloat = 0.001  # β, the weight of the KL penalty; 0 loads no reference model
     updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
 
     # ---- problems

@@ -72,7 +72,7 @@ class Args(settings.RunArgs):
     """
 
     # ---- objective
-    kl_coef: NonNegativeFloat = 0.0  # β, of the KL penalty; 0: no reference model is loaded
+    kl_coef: NonNegativeFloat = 0.0  # β, the weight of the KL penalty; 0 loads no reference model
     updates_per_step: PositiveInt = 1  # mini-batches per step; all but the first are off-policy
 
     # ---- problems
@@ -495,7 +495,7 @@ def main():
         rewards = torch.tensor([s["reward"] for s in scores])  # [N]
         clock.lap("score")
 
-        # Probabilities before the update, the KL penalty, and advantages.
+        # Compute log-probabilities from before the update, the KL penalty, and advantages.
         batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
         kl = torch.zeros_like(batch["old_logp"])
         if reference:

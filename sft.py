@@ -95,7 +95,7 @@ class Args(settings.CommonArgs):
             )
 
 
-TASKS = {}  # no paper's settings
+TASKS = {}  # no task replaces defaults
 
 # Exit here on --help or a bad flag: importing torch takes seconds. main reads the flags again.
 flags.check(Args, TASKS)
@@ -311,7 +311,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 
 def evaluate(policy, test, args):
     """Measure the loss on held-out examples, in nats per response token."""
-    batch = to_batch(own_part(test))  # each process has its part
+    batch = to_batch(own_part(test))  # this process's part
     logp, _ = log_probs(policy, batch, args, with_entropy=False)
     return {"eval/loss": -measure.token_mean(logp, batch["mask"])}
 
@@ -342,16 +342,16 @@ def main():
         step += 1
         clock = Clock()  # times each phase
 
-        # The next examples, and an update of the policy.
-        # This process's. Every epoch is shuffled anew, and the examples at its end that make no
-        # whole step are dropped.
+        # Update the policy with the next examples.
+        # Take this process's examples. Every epoch is shuffled anew; leftover examples that do not
+        # fill a step are dropped.
         given, num_used = next_problems(train, num_used, args)
         batch = to_batch(given)
         # For a metric: the fraction of weights that the update changes, in --dtype.
         weights_before = measure.some_weights(policy, args.dtype)
         updated = update(policy, optimizer, batch, step, args)  # metrics
         clock.lap("train")
-        timings = clock.end()  # seconds of each phase, and the peak of the memory
+        timings = clock.end()  # seconds per phase, peak memory
 
         # Log, evaluate, save.
         metrics = {
