@@ -120,6 +120,7 @@ from transformers import AutoModelForCausalLM
 from rewards import score
 from runtime import (
     checkpoints,
+    eight_bits,
     engine,
     float16,
     lora,
@@ -335,7 +336,8 @@ def sync_weights(policy, llm, args):
         # must go through the weights in the same order. With LoRA, each adapter is merged into its
         # weight; without LoRA, the weights are sent unchanged.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
-            yield name, full_tensor(weight.to(getattr(torch, args.dtype)))
+            weight = full_tensor(weight.to(getattr(torch, args.dtype)))
+            yield name, eight_bits.rounded(policy.lm, name, weight, args)  # if --sampler_dtype
 
     engine.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
@@ -343,13 +345,14 @@ def sync_weights(policy, llm, args):
 # --------------------------------------------------------------------------------------- advantages
 
 
-def compute_advantages(rewards, batch, args):
+def compute_advantages(scores, batch, args):
     """Compute the advantage of every response token: the reward, normalised within its group.
 
-    rewards [N]: the G responses to a prompt are consecutive.
+    scores: one per response; the G responses to a prompt are consecutive.
     Returns [N, T], zero outside the batch's mask (response tokens). In a group of one response,
     the mean is set to 0 and the standard deviation to 1, as in the library verl.
     """
+    rewards = torch.tensor([s["reward"] for s in scores])  # [N]
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
@@ -361,7 +364,9 @@ def compute_advantages(rewards, batch, args):
         mean = groups.mean(1, keepdim=True)  # [prompts, 1]
         std = groups.std(1, keepdim=True)  # divides by G − 1
     advantages = (groups - mean) / (std + 1e-6)
-    return advantages.reshape(-1, 1) * batch["mask"]  # [N, T]
+    advantages = advantages.reshape(-1, 1)  # [N, 1]
+    # Each response token gets the advantage; all other places get 0.
+    return advantages * batch["mask"]  # [N, T]
 
 
 # --------------------------------------------------------------------------------------------- loss
@@ -395,9 +400,12 @@ def policy_loss(logp, batch, divisor, args):
         too_low = (advantages < 0) & (ratio < 1 - GATE_LOW)
         surrogate = surrogate.masked_fill(too_high | too_low, 0)
         clipped = clipped | ((too_high | too_low) & mask)
+
+    # To minimise the loss is to maximise J.
     loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
     if args.gated:
         loss = loss / mask.sum(1, keepdim=True).clamp(min=1)  # |o_i|
+    # The sums of all micro-batches add up.
     return loss[mask].sum() / divisor, clipped.sum()
 
 
@@ -430,10 +438,12 @@ def update(policy, optimizer, batch, step, args):
     num_clipped = 0
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
-        minibatch = balance(minibatch, args)  # equal work for all processes
+        # What the loss needs from the whole mini-batch, on all processes:
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
         if args.gated:
             divisor = all_reduce(len(minibatch["mask"]))  # responses
+        minibatch = balance(minibatch, args)  # equal work for all processes
+
         clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         num_clipped += clipped
         grad_norms.append(grad_norm)
@@ -543,7 +553,6 @@ def main():
         # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
         # the answer right?) and format (are the required tags there?).
         scores = score(task, responses, problems)
-        rewards = torch.tensor([s["reward"] for s in scores])  # [N]
         clock.lap("score")
 
         # Compute advantages, and log-probabilities from before the update.
@@ -552,10 +561,10 @@ def main():
             batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
         else:
             batch["ref_logp"] = batch["old_logp"]  # a placeholder: β is 0
-        batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
+        batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         clock.lap("logprob")
 
-        # Update the policy, and copy the new weights to vLLM.
+        # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
         run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π

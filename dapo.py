@@ -24,10 +24,16 @@ If too few groups are kept after the last refill, the step trains on the groups 
 evenly over its updates. An update without a group is skipped. If no group is kept at all, no weight
 changes, and the step is logged with groups_kept 0 and optimizer_steps 0.
 
-What differs from grpo.py: --max_refills and --overlong_buffer, with a check; overlong_penalty;
-dynamic_sampling with is_mixed, which main calls instead of sample; minibatches skips empty parts.
-Metrics cover all sampled responses, and reward is without the penalty (overlong_penalty is its
-mean). Only entropy, kl and sampler_gap are those of the responses that are trained on.
+--mask_truncated also leaves truncated responses out of the loss: their tokens have no gradient and
+are not counted in Σ|o_i|, but their rewards count in the group's mean. The paper tries it before
+the penalty ("overlong filtering"). TRL (mask_truncated_completions) and SkyRL
+(apply_overlong_filtering) have it.
+
+What differs from grpo.py: --max_refills, --overlong_buffer and --mask_truncated, with a check;
+overlong_penalty; dynamic_sampling with is_mixed, which main calls instead of sample; minibatches
+skips empty parts. Metrics cover all sampled responses, and reward is without the penalty
+(overlong_penalty is its mean). Only entropy, kl and sampler_gap are those of the responses that are
+trained on.
 
 Where this file deviates from the paper and its release (a recipe of verl), and why:
 - A group is dropped if the rule's rewards, before the penalty, are all equal. So a group of correct
@@ -98,6 +104,7 @@ class Args(settings.RunArgs):
     responses_per_prompt: GroupSize = 8  # G, the group size: responses to each prompt
     max_response_tokens: PositiveInt = 4096  # longer responses are truncated
     overlong_buffer: NonNegativeInt | None = None  # B; None: a fifth of the limit; 0: no shaping
+    mask_truncated: bool = False  # leave truncated responses out of the loss
     max_refills: NonNegativeInt = 10  # at most so many times, a step samples more prompts
     temperature: Temperature = 0.7  # π is softmax(logits / temperature), in sampling and loss
 
@@ -140,9 +147,10 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from rewards import score
+from rewards import score, with_part
 from runtime import (
     checkpoints,
+    eight_bits,
     engine,
     float16,
     lora,
@@ -387,7 +395,9 @@ def dynamic_sampling(llm, task, train, num_used, step, clock, args):
         for s, length in zip(new_scores, batch["mask"].sum(1).tolist()):
             s["penalty"] = overlong_penalty(length, args)
         clock.lap("score")
-        batch["rewards"] = torch.tensor([[s["reward"] + s["penalty"]] for s in new_scores])
+        batch["scores"] = [with_part(s, "overlong_penalty", s["penalty"]) for s in new_scores]
+        if args.mask_truncated:  # overlong filtering
+            batch["mask"] &= torch.tensor([[r.finish_reason != "length"] for r in new_responses])
         mixed += gather_groups(batch, is_mixed(new_scores, args))
         responses += new_responses
         problems += new_problems
@@ -415,7 +425,8 @@ def sync_weights(policy, llm, args):
         # must go through the weights in the same order. With LoRA, each adapter is merged into its
         # weight; without LoRA, the weights are sent unchanged.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
-            yield name, full_tensor(weight.to(getattr(torch, args.dtype)))
+            weight = full_tensor(weight.to(getattr(torch, args.dtype)))
+            yield name, eight_bits.rounded(policy.lm, name, weight, args)  # if --sampler_dtype
 
     engine.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
@@ -430,13 +441,14 @@ def overlong_penalty(num_tokens, args):
     return min(0, args.max_response_tokens - buffer - num_tokens) / max(1, buffer)
 
 
-def compute_advantages(rewards, batch, args):
+def compute_advantages(scores, batch, args):
     """Compute the advantage of every response token: the reward, normalised within its group.
 
-    rewards [N]: the G responses to a prompt are consecutive.
+    scores: one per response; the G responses to a prompt are consecutive.
     Returns [N, T], zero outside the batch's mask (response tokens). In a group of one response,
     the mean is set to 0 and the standard deviation to 1, as in the library verl.
     """
+    rewards = torch.tensor([s["reward"] for s in scores])  # [N]
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
@@ -448,7 +460,9 @@ def compute_advantages(rewards, batch, args):
         mean = groups.mean(1, keepdim=True)  # [prompts, 1]
         std = groups.std(1, keepdim=True)  # divides by G − 1
     advantages = (groups - mean) / (std + 1e-6)
-    return advantages.reshape(-1, 1) * batch["mask"]  # [N, T]
+    advantages = advantages.reshape(-1, 1)  # [N, 1]
+    # Each response token gets the advantage; all other places get 0.
+    return advantages * batch["mask"]  # [N, T]
 
 
 # --------------------------------------------------------------------------------------------- loss
@@ -473,7 +487,10 @@ def policy_loss(logp, batch, divisor, args):
     too_high = (advantages > 0) & (ratio > high)
     too_low = (advantages < 0) & (ratio < low)
     clipped = (too_high | too_low) & mask
+
+    # To minimise the loss is to maximise J.
     loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
+    # The sums of all micro-batches add up.
     return loss[mask].sum() / divisor, clipped.sum()
 
 
@@ -511,8 +528,10 @@ def update(policy, optimizer, batch, step, args):
     num_clipped = 0
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
-        minibatch = balance(minibatch, args)  # equal work for all processes
+        # What the loss needs from the whole mini-batch, on all processes:
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
+        minibatch = balance(minibatch, args)  # equal work for all processes
+
         clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         num_clipped += clipped
         grad_norms.append(grad_norm)
@@ -612,10 +631,10 @@ def main():
         clock = Clock()  # times each phase
 
         # Sample and score groups of responses, until enough groups have different rewards.
-        batch, responses, problems, scores, num_used, of_groups = dynamic_sampling(
+        batch, responses, problems, all_scores, num_used, of_groups = dynamic_sampling(
             llm, task, train, num_used, step, clock, args
         )
-        rewards = batch.pop("rewards")[:, 0]  # [N]
+        scores = batch.pop("scores")  # of the groups in the batch, penalties included
         engine.sleep(llm)  # frees GPU memory for training; sync_weights wakes it up
 
         # Compute advantages, and log-probabilities from before the update.
@@ -624,10 +643,10 @@ def main():
             batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
         else:
             batch["ref_logp"] = batch["old_logp"]  # a placeholder: β is 0
-        batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
+        batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         clock.lap("logprob")
 
-        # Update the policy, and copy the new weights to vLLM.
+        # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
         run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
@@ -640,12 +659,12 @@ def main():
         gap = (batch["old_logp"] - batch["sampler_logp"]).abs()  # [N, T]
         metrics = {
             "step": step,
-            **measure.of_responses(responses, problems, scores, args),  # reward, accuracy, lengths
+            **measure.of_responses(responses, problems, all_scores, args),  # of all sampled
             # Means over the response tokens of all processes:
             "entropy": measure.token_mean(batch["entropy"], batch["mask"]),
             "sampler_gap": measure.token_mean(gap, batch["mask"]),
             "kl": measure.token_mean(kl, batch["mask"]) if reference else None,
-            "overlong_penalty": measure.mean_of_all([s["penalty"] for s in scores]),
+            "overlong_penalty": measure.mean_of_all([s["penalty"] for s in all_scores]),
             **of_groups,
             **updated,
             "weights_changed": measure.share_changed(weights_before, policy, args.dtype),
@@ -654,7 +673,7 @@ def main():
         if step == args.steps or (step % args.eval_every == 0 and not run.interrupted()):
             metrics.update(evaluate(llm, task, test, step, run, args))
         run.write(metrics)  # to metrics.jsonl, TensorBoard and, in one line, the terminal
-        run.write_samples(step, problems, responses, scores)  # saves a few of them
+        run.write_samples(step, problems, responses, all_scores)  # saves a few of them
         if step % args.save_every == 0:
             # Even if the run is killed here, the last complete checkpoint stays intact.
             checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)

@@ -16,7 +16,7 @@ then on the same responses' other tokens alone. With 2 updates per step, a step 
 low, high, high.
 
 What differs from dapo.py is, line by line, what makes grpo_ar_lopti.py of grpo.py: --alpha, --eta,
---lopti_stages; ar_weight and its line in main; in_stage and the stages in update. `--alpha 0 --eta
+--lopti_stages; ar_weight in compute_advantages; in_stage and the stages in update. `--alpha 0 --eta
 0` is dapo.py, bitwise.
 
 Where this file deviates, and why:
@@ -79,6 +79,7 @@ class Args(settings.RunArgs):
     responses_per_prompt: GroupSize = 8  # G, the group size: responses to each prompt
     max_response_tokens: PositiveInt = 4096  # longer responses are truncated
     overlong_buffer: NonNegativeInt | None = None  # B; None: a fifth of the limit; 0: no shaping
+    mask_truncated: bool = False  # leave truncated responses out of the loss
     max_refills: NonNegativeInt = 10  # at most so many times, a step samples more prompts
     temperature: Temperature = 0.7  # π is softmax(logits / temperature), in sampling and loss
 
@@ -102,13 +103,13 @@ class Args(settings.RunArgs):
 
     def check(self):
         """Raise ValueError if two settings do not fit each other. flags.check calls it."""
-        if (self.lopti_stages, self.eta) in (("low", 0), ("high", 1)):
-            raise ValueError(f"--lopti_stages {self.lopti_stages} has no token at --eta {self.eta}")
         buffer = self.overlong_buffer or 0
         if buffer > self.max_response_tokens:
             raise ValueError(
                 f"--overlong_buffer is {buffer}; it must be at most --max_response_tokens"
             )
+        if (self.lopti_stages, self.eta) in (("low", 0), ("high", 1)):
+            raise ValueError(f"--lopti_stages {self.lopti_stages} has no token at --eta {self.eta}")
 
 
 # {task: {setting: value}}: the defaults that --task replaces, by those of the task's own paper. On
@@ -119,15 +120,17 @@ TASKS = papers.TASKS | {"math": papers.TASKS["math"] | {"alpha": 0.1, "eta": 0.0
 flags.check(Args, TASKS)
 
 import math
+from itertools import product
 from statistics import fmean
 
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from rewards import score
+from rewards import score, with_part
 from runtime import (
     checkpoints,
+    eight_bits,
     engine,
     float16,
     lora,
@@ -372,7 +375,9 @@ def dynamic_sampling(llm, task, train, num_used, step, clock, args):
         for s, length in zip(new_scores, batch["mask"].sum(1).tolist()):
             s["penalty"] = overlong_penalty(length, args)
         clock.lap("score")
-        batch["rewards"] = torch.tensor([[s["reward"] + s["penalty"]] for s in new_scores])
+        batch["scores"] = [with_part(s, "overlong_penalty", s["penalty"]) for s in new_scores]
+        if args.mask_truncated:  # overlong filtering
+            batch["mask"] &= torch.tensor([[r.finish_reason != "length"] for r in new_responses])
         mixed += gather_groups(batch, is_mixed(new_scores, args))
         responses += new_responses
         problems += new_problems
@@ -400,7 +405,8 @@ def sync_weights(policy, llm, args):
         # must go through the weights in the same order. With LoRA, each adapter is merged into its
         # weight; without LoRA, the weights are sent unchanged.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
-            yield name, full_tensor(weight.to(getattr(torch, args.dtype)))
+            weight = full_tensor(weight.to(getattr(torch, args.dtype)))
+            yield name, eight_bits.rounded(policy.lm, name, weight, args)  # if --sampler_dtype
 
     engine.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
@@ -415,13 +421,14 @@ def overlong_penalty(num_tokens, args):
     return min(0, args.max_response_tokens - buffer - num_tokens) / max(1, buffer)
 
 
-def compute_advantages(rewards, batch, args):
+def compute_advantages(scores, batch, args):
     """Compute the advantage of every response token: the reward, normalised within its group.
 
-    rewards [N]: the G responses to a prompt are consecutive.
+    scores: one per response; the G responses to a prompt are consecutive.
     Returns [N, T], zero outside the batch's mask (response tokens). In a group of one response,
     the mean is set to 0 and the standard deviation to 1, as in the library verl.
     """
+    rewards = torch.tensor([s["reward"] for s in scores])  # [N]
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
@@ -433,7 +440,9 @@ def compute_advantages(rewards, batch, args):
         mean = groups.mean(1, keepdim=True)  # [prompts, 1]
         std = groups.std(1, keepdim=True)  # divides by G − 1
     advantages = (groups - mean) / (std + 1e-6)
-    return advantages.reshape(-1, 1) * batch["mask"]  # [N, T]
+    advantages = advantages.reshape(-1, 1)  # [N, 1]
+    # Each response token gets the advantage; all other places get 0.
+    return advantages * ar_weight(batch["old_logp"], args.alpha) * batch["mask"]  # [N, T]
 
 
 def ar_weight(old_logp, alpha):
@@ -466,7 +475,10 @@ def policy_loss(logp, batch, divisor, args):
     too_high = (advantages > 0) & (ratio > high)
     too_low = (advantages < 0) & (ratio < low)
     clipped = (too_high | too_low) & mask
+
+    # To minimise the loss is to maximise J.
     loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
+    # The sums of all micro-batches add up.
     return loss[mask].sum() / divisor, clipped.sum()
 
 
@@ -515,17 +527,19 @@ def update(policy, optimizer, batch, step, args):
     """
     num_clipped = 0
     grad_norms = []  # one per update
-    for stage in args.lopti_stages.split(","):
-        for minibatch in minibatches(batch, args.updates_per_step):
-            minibatch = balance(minibatch, args)  # equal work for all processes
-            divisor = all_reduce(minibatch["mask"].sum())  # of both stages, on all processes
-            # From here, the mask has this stage's tokens alone. The batch's own mask stays whole.
-            minibatch["mask"] = in_stage(stage, minibatch, args.eta)
-            if all_reduce(minibatch["mask"].sum()) == 0:
-                continue  # no optimizer step
-            clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
-            num_clipped += clipped
-            grad_norms.append(grad_norm)
+    stages = args.lopti_stages.split(",")
+    for stage, minibatch in product(stages, minibatches(batch, args.updates_per_step)):
+        # What the loss needs from the whole mini-batch, on all processes:
+        divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
+        minibatch = balance(minibatch, args)  # equal work for all processes
+        # From here, the mask has this stage's tokens alone; the divisor counts both stages.
+        minibatch = {**minibatch, "mask": in_stage(stage, minibatch, args.eta)}
+        if all_reduce(minibatch["mask"].sum()) == 0:
+            continue  # no optimizer step
+
+        clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
+        num_clipped += clipped
+        grad_norms.append(grad_norm)
     return {
         "clip_rate": measure.token_rate(num_clipped, batch["mask"]),
         "low_rate": measure.token_rate(in_stage("low", batch, args.eta).sum(), batch["mask"]),
@@ -623,10 +637,10 @@ def main():
         clock = Clock()  # times each phase
 
         # Sample and score groups of responses, until enough groups have different rewards.
-        batch, responses, problems, scores, num_used, of_groups = dynamic_sampling(
+        batch, responses, problems, all_scores, num_used, of_groups = dynamic_sampling(
             llm, task, train, num_used, step, clock, args
         )
-        rewards = batch.pop("rewards")[:, 0]  # [N]
+        scores = batch.pop("scores")  # of the groups in the batch, penalties included
         engine.sleep(llm)  # frees GPU memory for training; sync_weights wakes it up
 
         # Compute advantages, and log-probabilities from before the update.
@@ -635,11 +649,10 @@ def main():
             batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
         else:
             batch["ref_logp"] = batch["old_logp"]  # a placeholder: β is 0
-        batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
-        batch["advantages"] *= ar_weight(batch["old_logp"], args.alpha)
+        batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         clock.lap("logprob")
 
-        # Update the policy, and copy the new weights to vLLM.
+        # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
         run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
@@ -652,12 +665,12 @@ def main():
         gap = (batch["old_logp"] - batch["sampler_logp"]).abs()  # [N, T]
         metrics = {
             "step": step,
-            **measure.of_responses(responses, problems, scores, args),  # reward, accuracy, lengths
+            **measure.of_responses(responses, problems, all_scores, args),  # of all sampled
             # Means over the response tokens of all processes:
             "entropy": measure.token_mean(batch["entropy"], batch["mask"]),
             "sampler_gap": measure.token_mean(gap, batch["mask"]),
             "kl": measure.token_mean(kl, batch["mask"]) if reference else None,
-            "overlong_penalty": measure.mean_of_all([s["penalty"] for s in scores]),
+            "overlong_penalty": measure.mean_of_all([s["penalty"] for s in all_scores]),
             **of_groups,
             **updated,
             "weights_changed": measure.share_changed(weights_before, policy, args.dtype),
@@ -666,7 +679,7 @@ def main():
         if step == args.steps or (step % args.eval_every == 0 and not run.interrupted()):
             metrics.update(evaluate(llm, task, test, step, run, args))
         run.write(metrics)  # to metrics.jsonl, TensorBoard and, in one line, the terminal
-        run.write_samples(step, problems, responses, scores)  # saves a few of them
+        run.write_samples(step, problems, responses, all_scores)  # saves a few of them
         if step % args.save_every == 0:
             # Even if the run is killed here, the last complete checkpoint stays intact.
             checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)

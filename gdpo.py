@@ -118,6 +118,7 @@ from transformers import AutoModelForCausalLM
 from rewards import parts_of, score
 from runtime import (
     checkpoints,
+    eight_bits,
     engine,
     float16,
     lora,
@@ -333,7 +334,8 @@ def sync_weights(policy, llm, args):
         # must go through the weights in the same order. With LoRA, each adapter is merged into its
         # weight; without LoRA, the weights are sent unchanged.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
-            yield name, full_tensor(weight.to(getattr(torch, args.dtype)))
+            weight = full_tensor(weight.to(getattr(torch, args.dtype)))
+            yield name, eight_bits.rounded(policy.lm, name, weight, args)  # if --sampler_dtype
 
     engine.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
@@ -341,13 +343,14 @@ def sync_weights(policy, llm, args):
 # --------------------------------------------------------------------------------------- advantages
 
 
-def compute_advantages(rewards, batch, args):
+def compute_advantages(scores, batch, args):
     """Compute the advantage of every response token: reward parts, normalised in groups and summed.
 
-    rewards [N, parts]: the G responses to a prompt are consecutive.
+    scores: one per response; the G responses to a prompt are consecutive.
     Returns [N, T], zero outside the batch's mask (response tokens). In a group of one response,
     the mean is set to 0 and the standard deviation to 1, as in the library verl.
     """
+    rewards = torch.tensor(parts_of(scores, args.task))  # [N, parts]
     groups = rewards.view(-1, args.responses_per_prompt, rewards.shape[-1])  # [prompts, G, parts]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
@@ -367,7 +370,9 @@ def compute_advantages(rewards, batch, args):
     largest = max(gather([parts.abs().sum(-1).max().item()]))  # how large a sum could be
     if of_step.max() - of_step.min() > 1e-5 * largest:
         advantages = (sums - of_step.mean()) / (of_step.std() + 1e-6)
-    return advantages.reshape(-1, 1) * batch["mask"]  # [N, T]
+    advantages = advantages.reshape(-1, 1)  # [N, 1]
+    # Each response token gets the advantage; all other places get 0.
+    return advantages * batch["mask"]  # [N, T]
 
 
 # --------------------------------------------------------------------------------------------- loss
@@ -392,7 +397,10 @@ def policy_loss(logp, batch, divisor, args):
     too_high = (advantages > 0) & (ratio > high)
     too_low = (advantages < 0) & (ratio < low)
     clipped = (too_high | too_low) & mask
+
+    # To minimise the loss is to maximise J.
     loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
+    # The sums of all micro-batches add up.
     return loss[mask].sum() / divisor, clipped.sum()
 
 
@@ -425,8 +433,10 @@ def update(policy, optimizer, batch, step, args):
     num_clipped = 0
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
-        minibatch = balance(minibatch, args)  # equal work for all processes
+        # What the loss needs from the whole mini-batch, on all processes:
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
+        minibatch = balance(minibatch, args)  # equal work for all processes
+
         clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         num_clipped += clipped
         grad_norms.append(grad_norm)
@@ -536,7 +546,6 @@ def main():
         # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
         # the answer right?) and format (are the required tags there?).
         scores = score(task, responses, problems)
-        rewards = torch.tensor(parts_of(task, responses, scores))  # [N, parts]
         clock.lap("score")
 
         # Compute advantages, and log-probabilities from before the update.
@@ -545,10 +554,10 @@ def main():
             batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
         else:
             batch["ref_logp"] = batch["old_logp"]  # a placeholder: β is 0
-        batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
+        batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         clock.lap("logprob")
 
-        # Update the policy, and copy the new weights to vLLM.
+        # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
         run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π

@@ -27,7 +27,7 @@ reward belongs to the last turn.
 What differs from grpo_multi_turn.py
 - converse asks the task for its state before each turn. For a task without state(), the problem and
   all turns so far are the state: only conversations that began alike are compared.
-- turn_advantages computes A_turn, and main adds it.
+- turn_advantages computes A_turn, and compute_advantages adds it.
 - --omega, --episode_weight, --gamma, --anchors, --turn_std. With ω = 0 this file is
   grpo_multi_turn.py, bitwise.
 
@@ -142,9 +142,10 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from rewards import score, state, turn_rewards
+from rewards import find_task, score, state, turn_rewards
 from runtime import (
     checkpoints,
+    eight_bits,
     engine,
     float16,
     lora,
@@ -277,7 +278,12 @@ def load_sampler(args):
         )
 
 
-def generate(llm, problems, when, args, **sampling_params):
+def generate(llm, problems, when, args, n, **sampling_params):
+    """Play n conversations about each problem: see converse."""
+    return converse(llm, find_task(args.task), problems, when, args, n, **sampling_params)
+
+
+def generate_turn(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
     when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
@@ -370,12 +376,12 @@ def converse(llm, task, problems, when, args, n, **sampling_params):
         for row in range(n):
             seed = engine.request_seed(args.seed, f"{when}, task", f"{problem['id']}/{row}")
             conversations.append(Conversation(problem, row, tools.Side(task, problem, seed)))
-    # Empty the cache once, not in generate: a turn reuses keys and values of the turns before it.
+    # Empty the cache once, not per turn: a turn reuses keys and values of the turns before it.
     engine.empty_prefix_cache(llm)  # older weights computed its keys and values
     sampling_params["logprobs"] = 0  # return log π of each sampled token, and of 0 others
     sampling_params["flat_logprobs"] = True  # fast: response.logprobs.logprobs is a plain list
     asked = [{**problem, "num_used": 0} for problem in problems]
-    turns = generate(llm, asked, when, args, n=n, **sampling_params)
+    turns = generate_turn(llm, asked, when, args, n=n, **sampling_params)
     going_on = conversations
     while going_on:
         for conversation, turn in zip(going_on, turns):
@@ -386,7 +392,7 @@ def converse(llm, task, problems, when, args, n, **sampling_params):
         if going_on:
             asked = [conversation.to_go_on() for conversation in going_on]
             occasion = f"{when}, turn {len(going_on[0].turns) + 1}"
-            turns = generate(llm, asked, occasion, args, **sampling_params)
+            turns = generate_turn(llm, asked, occasion, args, **sampling_params)
     return conversations
 
 
@@ -412,21 +418,22 @@ def add_replies(conversations, task, tokenizer, args):
     return going_on
 
 
-def sample(llm, task, problems, step, args):
-    """Play conversations with the current policy. Returns tensors (see to_batch) and conversations.
+def sample(llm, problems, step, args):
+    """Sample responses from the current policy. Returns tensors (see to_batch) and vLLM's outputs.
 
-    problems: one per conversation, so each problem is repeated G times in a row.
+    problems: one per response, so each problem is repeated G times in a row.
     """
-    conversations = converse(
+    responses = generate(
         llm,
-        task,
         problems[:: args.responses_per_prompt],  # each problem once; n asks for G responses
         step,
         args,
         n=args.responses_per_prompt,
         temperature=args.temperature,
+        logprobs=0,  # return log π of each sampled token, and of 0 others
+        flat_logprobs=True,  # fast: response.logprobs.logprobs is a plain list of numbers
     )
-    return to_batch(problems, conversations), conversations
+    return to_batch(problems, responses), responses
 
 
 def to_batch(problems, conversations):
@@ -463,7 +470,8 @@ def sync_weights(policy, llm, args):
         # must go through the weights in the same order. With LoRA, each adapter is merged into its
         # weight; without LoRA, the weights are sent unchanged.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
-            yield name, full_tensor(weight.to(getattr(torch, args.dtype)))
+            weight = full_tensor(weight.to(getattr(torch, args.dtype)))
+            yield name, eight_bits.rounded(policy.lm, name, weight, args)  # if --sampler_dtype
 
     engine.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
@@ -471,13 +479,14 @@ def sync_weights(policy, llm, args):
 # --------------------------------------------------------------------------------------- advantages
 
 
-def compute_advantages(rewards, batch, args):
+def compute_advantages(scores, batch, args):
     """Compute the advantage of every response token: the reward, normalised within its group.
 
-    rewards [N]: the G responses to a prompt are consecutive.
+    scores: one per response; the G responses to a prompt are consecutive.
     Returns [N, T], zero outside the batch's mask (response tokens). In a group of one response,
     the mean is set to 0 and the standard deviation to 1, as in the library verl.
     """
+    rewards = torch.tensor([s["reward"] for s in scores])  # [N]
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
@@ -489,20 +498,23 @@ def compute_advantages(rewards, batch, args):
         mean = groups.mean(1, keepdim=True)  # [prompts, 1]
         std = groups.std(1, keepdim=True)  # divides by G − 1
     advantages = (groups - mean) / (std + 1e-6)
-    return advantages.reshape(-1, 1) * batch["mask"]  # [N, T]
+    advantages = advantages.reshape(-1, 1)  # [N, 1]
+    of_turns = turn_advantages(scores, batch, args)  # [N, T]
+    advantages = args.episode_weight * advantages + args.omega * of_turns
+    # Each response token gets the advantage; all other places get 0.
+    return advantages * batch["mask"]  # [N, T]
 
 
-def turn_advantages(conversations, scores, batch, args):
+def turn_advantages(scores, batch, args):
     """Compute A_turn of every token: its turn's return, normalised over turns with an equal state.
 
-    scores: one per conversation; rewards.turn_rewards reads each turn's reward from it.
-    Returns [N, T], zero outside the batch's mask, and per turn whether another turn has its state.
+    scores: one per conversation, which also has its turns as (problem, state, number of tokens);
+    rewards.turn_rewards reads each turn's reward. Returns [N, T], zero outside the batch's mask.
     """
     turns = []  # (state, return) of every turn, in order
-    for conversation, found in zip(conversations, scores):
-        returns = discounted_returns(turn_rewards(found, len(conversation.turns)), args.gamma)
-        group = conversation.problem["id"] if args.anchors == "group" else None
-        turns += [((group, one), value) for one, value in zip(conversation.states, returns)]
+    for found in scores:
+        returns = discounted_returns(turn_rewards(found, len(found["turns"])), args.gamma)
+        turns += zip(states_of([found], args), returns)
     of_state = {}  # state: the returns of all turns that begin in it, in all processes
     for one, value in gather(turns):
         of_state.setdefault(one, []).append(value)
@@ -512,10 +524,22 @@ def turn_advantages(conversations, scores, batch, args):
         returns = torch.tensor(of_state[one], dtype=torch.float64) - of_state[one][0]
         # A turn alone in its state has A_turn 0: there is no other to compare it with.
         std = returns.std() + 1e-6 if args.turn_std and len(returns) > 1 else 1.0
-        advantages.append((value - of_state[one][0] - returns.mean()) / std)
-    lengths = torch.tensor([length for one in conversations for length in one.lengths])
-    of_tokens = torch.tensor(advantages).float().repeat_interleave(lengths)  # in the mask's order
-    return to_rows(of_tokens, batch["mask"]), [len(of_state[one]) > 1 for one, _ in turns]
+        advantages.append(((value - of_state[one][0] - returns.mean()) / std).item())
+    lengths = torch.tensor([length for found in scores for *_, length in found["turns"]])
+    of_tokens = torch.tensor(advantages).repeat_interleave(lengths)  # in the mask's order
+    return to_rows(of_tokens, batch["mask"])
+
+
+def states_of(scores, args):
+    """Return the state in which each turn begins, in order; in a group, together with its problem.
+
+    So turns of different groups are compared only with --anchors step.
+    """
+    states = []
+    for found in scores:
+        for problem, begins, _ in found["turns"]:
+            states.append((problem if args.anchors == "group" else None, begins))
+    return states
 
 
 def discounted_returns(rewards, gamma):
@@ -548,7 +572,10 @@ def policy_loss(logp, batch, divisor, args):
     too_high = (advantages > 0) & (ratio > high)
     too_low = (advantages < 0) & (ratio < low)
     clipped = (too_high | too_low) & mask
+
+    # To minimise the loss is to maximise J.
     loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
+    # The sums of all micro-batches add up.
     return loss[mask].sum() / divisor, clipped.sum()
 
 
@@ -581,8 +608,10 @@ def update(policy, optimizer, batch, step, args):
     num_clipped = 0
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
-        minibatch = balance(minibatch, args)  # equal work for all processes
+        # What the loss needs from the whole mini-batch, on all processes:
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
+        minibatch = balance(minibatch, args)  # equal work for all processes
+
         clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         num_clipped += clipped
         grad_norms.append(grad_norm)
@@ -634,7 +663,7 @@ def evaluate(llm, task, problems, step, run, args):
     """
     mine = own_part(problems)  # this process's problems; no other process has them
     k = args.eval_samples
-    responses = converse(llm, task, mine, "test", args, n=k, temperature=args.eval_temperature)
+    responses = generate(llm, mine, "test", args, n=k, temperature=args.eval_temperature)
     asked = []  # one problem per response
     for problem in mine:
         asked += [problem] * k
@@ -685,14 +714,13 @@ def main():
         # Take this process's problems, each repeated G times in a row. Every epoch is shuffled
         # anew; leftover problems that do not fill a step are dropped.
         problems, num_used = next_problems(train, num_used, args)
-        batch, responses = sample(llm, task, problems, step, args)
+        batch, responses = sample(llm, problems, step, args)
         clock.lap("sample")
         engine.sleep(llm)  # frees GPU memory for training; sync_weights wakes it up
 
         # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
         # the answer right?) and format (are the required tags there?).
         scores = score(task, responses, problems)
-        rewards = torch.tensor([s["reward"] for s in scores])  # [N]
         clock.lap("score")
 
         # Compute advantages, and log-probabilities from before the update.
@@ -701,12 +729,10 @@ def main():
             batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
         else:
             batch["ref_logp"] = batch["old_logp"]  # a placeholder: β is 0
-        of_episodes = compute_advantages(rewards, batch, args)  # [N, T]
-        of_turns, shared = turn_advantages(responses, scores, batch, args)  # [N, T], per turn
-        batch["advantages"] = args.episode_weight * of_episodes + args.omega * of_turns
+        batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         clock.lap("logprob")
 
-        # Update the policy, and copy the new weights to vLLM.
+        # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
         run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
@@ -720,14 +746,13 @@ def main():
         metrics = {
             "step": step,
             **measure.of_responses(responses, problems, scores, args),  # reward, accuracy, lengths
-            **measure.of_turns(responses),  # turns, tool_rate, tool_errors
-            "shared_states": measure.mean_of_all(shared),  # fraction of turns
             # Means over the response tokens of all processes:
             "entropy": measure.token_mean(batch["entropy"], batch["mask"]),
             "sampler_gap": measure.token_mean(gap, batch["mask"]),
             "kl": measure.token_mean(kl, batch["mask"]) if reference else None,
             **updated,
             "weights_changed": measure.share_changed(weights_before, policy, args.dtype),
+            "shared_states": measure.shared(states_of(scores, args)),  # fraction of turns
             **timings,
         }
         if step == args.steps or (step % args.eval_every == 0 and not run.interrupted()):

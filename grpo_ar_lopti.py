@@ -18,10 +18,11 @@ low, high, high. An update sets A and the KL term of the other stage's tokens to
 the tokens of both stages, so the losses of the stages would add up to grpo.py's if the weights did
 not move in between. Both stages use the same π_old, and AdamW's state is kept between them.
 
-What differs from grpo.py: --alpha, --eta and --lopti_stages, with a check; ar_weight and its line
-in main; in_stage and the stages in update; the metric low_rate, the fraction of tokens with π_old ≤
-η. `--alpha 0 --eta 0` is grpo.py, bitwise. On mathematics the two together gain nothing (Appendix
-C.3), so with --task math the default is AR alone, with α 0.1; Lopti alone is `--alpha 0 --eta 0.5`.
+What differs from grpo.py: --alpha, --eta and --lopti_stages, with a check; ar_weight in
+compute_advantages; in_stage and the stages in update; the metric low_rate, the fraction of tokens
+with π_old ≤ η. `--alpha 0 --eta 0` is grpo.py, bitwise. On mathematics the two together gain
+nothing (Appendix C.3), so with --task math the default is AR alone, with α 0.1; Lopti alone is
+`--alpha 0 --eta 0.5`.
 Ablations: `--lopti_stages high,low` is fig. 6b; `low` or `high` alone is fig. 6a.
 
 Where this file deviates from the paper and its release (zhyang2226/AR-Lopti), and why:
@@ -123,6 +124,7 @@ TASKS = papers.TASKS | {"math": papers.TASKS["math"] | {"alpha": 0.1, "eta": 0.0
 flags.check(Args, TASKS)
 
 import math
+from itertools import product
 from statistics import fmean
 
 import torch
@@ -132,6 +134,7 @@ from transformers import AutoModelForCausalLM
 from rewards import score
 from runtime import (
     checkpoints,
+    eight_bits,
     engine,
     float16,
     lora,
@@ -347,7 +350,8 @@ def sync_weights(policy, llm, args):
         # must go through the weights in the same order. With LoRA, each adapter is merged into its
         # weight; without LoRA, the weights are sent unchanged.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
-            yield name, full_tensor(weight.to(getattr(torch, args.dtype)))
+            weight = full_tensor(weight.to(getattr(torch, args.dtype)))
+            yield name, eight_bits.rounded(policy.lm, name, weight, args)  # if --sampler_dtype
 
     engine.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
@@ -355,13 +359,14 @@ def sync_weights(policy, llm, args):
 # --------------------------------------------------------------------------------------- advantages
 
 
-def compute_advantages(rewards, batch, args):
+def compute_advantages(scores, batch, args):
     """Compute the advantage of every response token: the reward, normalised within its group.
 
-    rewards [N]: the G responses to a prompt are consecutive.
+    scores: one per response; the G responses to a prompt are consecutive.
     Returns [N, T], zero outside the batch's mask (response tokens). In a group of one response,
     the mean is set to 0 and the standard deviation to 1, as in the library verl.
     """
+    rewards = torch.tensor([s["reward"] for s in scores])  # [N]
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
@@ -373,7 +378,9 @@ def compute_advantages(rewards, batch, args):
         mean = groups.mean(1, keepdim=True)  # [prompts, 1]
         std = groups.std(1, keepdim=True)  # divides by G − 1
     advantages = (groups - mean) / (std + 1e-6)
-    return advantages.reshape(-1, 1) * batch["mask"]  # [N, T]
+    advantages = advantages.reshape(-1, 1)  # [N, 1]
+    # Each response token gets the advantage; all other places get 0.
+    return advantages * ar_weight(batch["old_logp"], args.alpha) * batch["mask"]  # [N, T]
 
 
 def ar_weight(old_logp, alpha):
@@ -406,7 +413,10 @@ def policy_loss(logp, batch, divisor, args):
     too_high = (advantages > 0) & (ratio > high)
     too_low = (advantages < 0) & (ratio < low)
     clipped = (too_high | too_low) & mask
+
+    # To minimise the loss is to maximise J.
     loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
+    # The sums of all micro-batches add up.
     return loss[mask].sum() / divisor, clipped.sum()
 
 
@@ -450,17 +460,19 @@ def update(policy, optimizer, batch, step, args):
     """
     num_clipped = 0
     grad_norms = []  # one per update
-    for stage in args.lopti_stages.split(","):
-        for minibatch in minibatches(batch, args.updates_per_step):
-            minibatch = balance(minibatch, args)  # equal work for all processes
-            divisor = all_reduce(minibatch["mask"].sum())  # of both stages, on all processes
-            # From here, the mask has this stage's tokens alone. The batch's own mask stays whole.
-            minibatch["mask"] = in_stage(stage, minibatch, args.eta)
-            if all_reduce(minibatch["mask"].sum()) == 0:
-                continue  # no optimizer step
-            clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
-            num_clipped += clipped
-            grad_norms.append(grad_norm)
+    stages = args.lopti_stages.split(",")
+    for stage, minibatch in product(stages, minibatches(batch, args.updates_per_step)):
+        # What the loss needs from the whole mini-batch, on all processes:
+        divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
+        minibatch = balance(minibatch, args)  # equal work for all processes
+        # From here, the mask has this stage's tokens alone; the divisor counts both stages.
+        minibatch = {**minibatch, "mask": in_stage(stage, minibatch, args.eta)}
+        if all_reduce(minibatch["mask"].sum()) == 0:
+            continue  # no optimizer step
+
+        clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
+        num_clipped += clipped
+        grad_norms.append(grad_norm)
     return {
         "clip_rate": measure.token_rate(num_clipped, batch["mask"]),
         "low_rate": measure.token_rate(in_stage("low", batch, args.eta).sum(), batch["mask"]),
@@ -568,7 +580,6 @@ def main():
         # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
         # the answer right?) and format (are the required tags there?).
         scores = score(task, responses, problems)
-        rewards = torch.tensor([s["reward"] for s in scores])  # [N]
         clock.lap("score")
 
         # Compute advantages, and log-probabilities from before the update.
@@ -577,11 +588,10 @@ def main():
             batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
         else:
             batch["ref_logp"] = batch["old_logp"]  # a placeholder: β is 0
-        batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
-        batch["advantages"] *= ar_weight(batch["old_logp"], args.alpha)
+        batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         clock.lap("logprob")
 
-        # Update the policy, and copy the new weights to vLLM.
+        # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
         run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π

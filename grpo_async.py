@@ -81,8 +81,10 @@ class Args(settings.RunArgs):
     correction_max: PositiveFloat = 2.0  # C, the largest weight
     correction_min: NonNegativeFloat = 0.5  # C_min, the smallest weight with icepop
     lag: Lag = 1  # k: the sampler is k steps ahead, and its weights are k steps old
-    mask: Literal["none", "sequence"] = "none"  # sequence: drop improbable bad responses
-    mask_delta: NonNegativeFloat = 0.5  # δ: nats per token by which log π must have fallen
+    mask: Literal["none", "sequence", "geometric"] = "none"  # which responses to drop
+    mask_delta: NonNegativeFloat = 0.5  # sequence: δ, by which log π must have fallen per token
+    mask_low: PositiveFloat = 0.999  # geometric: smallest mean ratio of trainer to sampler
+    mask_high: PositiveFloat = 1.001  # geometric: largest mean ratio
     kl_coef: NonNegativeFloat = 0.001  # β, the weight of the KL term; 0 loads no reference model
     updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
 
@@ -125,6 +127,10 @@ class Args(settings.RunArgs):
                 f"--correction_min is {self.correction_min}; it must be at most "
                 f"--correction_max, {self.correction_max}"
             )
+        if self.mask == "geometric" and self.mask_low > self.mask_high:
+            raise ValueError(
+                f"--mask_low is {self.mask_low}; it must be at most --mask_high, {self.mask_high}"
+            )
 
 
 # {task: {setting: value}}: the defaults that --task replaces, by those of the task's own paper.
@@ -145,6 +151,7 @@ from transformers import AutoModelForCausalLM
 from rewards import score
 from runtime import (
     checkpoints,
+    eight_bits,
     engine,
     float16,
     lora,
@@ -377,6 +384,7 @@ def snapshot(policy, args):
     # adapter; without LoRA, these are all the weights as they are.
     for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
         weight = full_tensor(weight.to(getattr(torch, args.dtype)))
+        weight = eight_bits.rounded(policy.lm, name, weight, args)  # if --sampler_dtype
         # Both processes share this memory, so a request copies no weights.
         weights[name] = weight.to("cpu", copy=True).share_memory_()
     return weights
@@ -391,7 +399,8 @@ def sync_weights(weights, llm):
 def check_sampler(policy, sampler, problem, args):
     """End the run if policy, transformers and vLLM compute different models."""
     with same_model.changed_weights(policy):
-        sampler.request(snapshot(policy, args), [problem], "check", {})
+        exact = dataclasses.replace(args, sampler_dtype="")  # --sampler_dtype is to differ
+        sampler.request(snapshot(policy, exact), [problem], "check", {})
         answer = sampler.receive("check")
         if answer is not None:  # if the sampler has died, the first step says so
             [response], _ = answer
@@ -401,13 +410,14 @@ def check_sampler(policy, sampler, problem, args):
 # --------------------------------------------------------------------------------------- advantages
 
 
-def compute_advantages(rewards, batch, args):
+def compute_advantages(scores, batch, args):
     """Compute the advantage of every response token: the reward, normalised within its group.
 
-    rewards [N]: the G responses to a prompt are consecutive.
+    scores: one per response; the G responses to a prompt are consecutive.
     Returns [N, T], zero outside the batch's mask (response tokens). In a group of one response,
     the mean is set to 0 and the standard deviation to 1, as in the library verl.
     """
+    rewards = torch.tensor([s["reward"] for s in scores])  # [N]
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
@@ -419,7 +429,9 @@ def compute_advantages(rewards, batch, args):
         mean = groups.mean(1, keepdim=True)  # [prompts, 1]
         std = groups.std(1, keepdim=True)  # divides by G − 1
     advantages = (groups - mean) / (std + 1e-6)
-    return advantages.reshape(-1, 1) * batch["mask"]  # [N, T]
+    advantages = advantages.reshape(-1, 1)  # [N, 1]
+    # Each response token gets the advantage; all other places get 0.
+    return advantages * batch["mask"]  # [N, T]
 
 
 # --------------------------------------------------------------------------------------------- loss
@@ -448,16 +460,21 @@ def sampler_correction(batch, args):
 
 
 def left_out(logp, batch, args):
-    """Return the tokens of responses that --mask sequence drops (eq. 9 of V3.2): bool [N, T].
+    """Return the tokens of responses that --mask drops: bool [N, T].
 
     logp [N, T]: log π under the policy that is being updated; its gradient is not used. The batch's
-    sampler_logp, advantages and mask are [N, T].
+    old_logp, sampler_logp, advantages and mask are [N, T].
     """
     mask = batch["mask"]
     if args.mask == "none":
         return torch.zeros_like(mask)
+    length = mask.sum(1, keepdim=True).clamp(min=1)  # [N, 1]
+    if args.mask == "geometric":
+        log_ratio = (batch["old_logp"] - batch["sampler_logp"]).masked_fill(~mask, 0)  # [N, T]
+        mean_ratio = (log_ratio.sum(1, keepdim=True) / length).exp()  # geometric mean, [N, 1]
+        return mask & ((mean_ratio < args.mask_low) | (mean_ratio > args.mask_high))
     fallen = (batch["sampler_logp"] - logp.detach()).masked_fill(~mask, 0)  # [N, T], in nats
-    mean_fallen = fallen.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)  # [N, 1]
+    mean_fallen = fallen.sum(1, keepdim=True) / length
     return mask & (batch["advantages"] < 0) & (mean_fallen > args.mask_delta)
 
 
@@ -468,22 +485,26 @@ def policy_loss(logp, batch, divisor, args):
     mask are [N, T] too. divisor: Σ|o_i| of J, the response tokens of the whole mini-batch on all
     processes, so that the losses of its micro-batches add up to −J.
     """
+    if args.correction == "ppo":  # the sampler is the policy before the update
+        batch = {**batch, "old_logp": batch["sampler_logp"]}
     advantages = batch["advantages"]
     mask = batch["mask"]
     low = 1 - args.clip_low
     high = 1 + args.clip_high
     # The clamp changes only log-ratios beyond ±20, so that exp does not overflow.
-    before = batch["sampler_logp"] if args.correction == "ppo" else batch["old_logp"]
-    ratio = (logp - before).clamp(-20, 20).exp()  # ρ
+    ratio = (logp - batch["old_logp"]).clamp(-20, 20).exp()  # ρ
     surrogate = torch.min(ratio * advantages, ratio.clamp(low, high) * advantages)
     # Count the clipped tokens: min gives their surrogate no gradient, since they have moved far
     # enough in the direction of A.
     too_high = (advantages > 0) & (ratio > high)
     too_low = (advantages < 0) & (ratio < low)
     clipped = (too_high | too_low) & mask
+
     weight, _ = sampler_correction(batch, args)
-    weight = weight.masked_fill(left_out(logp, batch, args), 0)
-    loss = args.kl_coef * k3(logp, batch["ref_logp"]) - weight * surrogate  # [N, T]
+    surrogate = weight.masked_fill(left_out(logp, batch, args), 0) * surrogate
+    # To minimise the loss is to maximise J.
+    loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
+    # The sums of all micro-batches add up.
     return loss[mask].sum() / divisor, clipped.sum()
 
 
@@ -518,8 +539,10 @@ def update(policy, optimizer, batch, step, args):
     num_left_out = 0
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
-        minibatch = balance(minibatch, args)  # equal work for all processes
+        # What the loss needs from the whole mini-batch, on all processes:
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
+        minibatch = balance(minibatch, args)  # equal work for all processes
+
         clipped, stale, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         num_clipped += clipped
         num_left_out += stale
@@ -614,15 +637,16 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
+    # End the run if policy, transformers and vLLM compute different models.
+    if not sampler.receive("loaded"):  # exit before run.open, so that a resumed run stays as it is
+        sys.exit(f"error: the sampler's process {sampler.how_it_ended()} while it loaded")
+    check_sampler(policy, sampler, train[0], args)
     # The newest --lag + 1 snapshots, oldest first: versions[0] samples the next step, versions[-1]
     # holds the policy's own weights. In the first steps there are fewer. They belong to the policy,
     # so that a checkpoint of the policy has them, too.
     versions = deque(checkpoints.load_versions(args.resume), maxlen=args.lag + 1)
     versions.append(snapshot(policy, args))
     policy.versions = versions
-    if not sampler.receive("loaded"):  # exit before run.open, so that a resumed run stays as it is
-        sys.exit(f"error: the sampler's process {sampler.how_it_ended()} while it loaded")
-    check_sampler(policy, sampler, train[0], args)
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(sampler, versions[-1], task, test, step, run, args)})
@@ -663,7 +687,6 @@ def main():
         # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
         # the answer right?) and format (are the required tags there?).
         scores = score(task, responses, problems)
-        rewards = torch.tensor([s["reward"] for s in scores])  # [N]
         clock.lap("score")
 
         # Compute advantages, and log-probabilities from before the update.
@@ -672,7 +695,7 @@ def main():
             batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
         else:
             batch["ref_logp"] = batch["old_logp"]  # a placeholder: β is 0
-        batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
+        batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         clock.lap("logprob")
 
         # Update the policy, and keep its weights for later requests.

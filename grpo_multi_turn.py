@@ -121,9 +121,10 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from rewards import score
+from rewards import find_task, score
 from runtime import (
     checkpoints,
+    eight_bits,
     engine,
     float16,
     lora,
@@ -256,7 +257,12 @@ def load_sampler(args):
         )
 
 
-def generate(llm, problems, when, args, **sampling_params):
+def generate(llm, problems, when, args, n, **sampling_params):
+    """Play n conversations about each problem: see converse."""
+    return converse(llm, find_task(args.task), problems, when, args, n, **sampling_params)
+
+
+def generate_turn(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
     when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
@@ -346,12 +352,12 @@ def converse(llm, task, problems, when, args, n, **sampling_params):
         for row in range(n):
             seed = engine.request_seed(args.seed, f"{when}, task", f"{problem['id']}/{row}")
             conversations.append(Conversation(problem, row, tools.Side(task, problem, seed)))
-    # Empty the cache once, not in generate: a turn reuses keys and values of the turns before it.
+    # Empty the cache once, not per turn: a turn reuses keys and values of the turns before it.
     engine.empty_prefix_cache(llm)  # older weights computed its keys and values
     sampling_params["logprobs"] = 0  # return log π of each sampled token, and of 0 others
     sampling_params["flat_logprobs"] = True  # fast: response.logprobs.logprobs is a plain list
     asked = [{**problem, "num_used": 0} for problem in problems]
-    turns = generate(llm, asked, when, args, n=n, **sampling_params)
+    turns = generate_turn(llm, asked, when, args, n=n, **sampling_params)
     going_on = conversations
     while going_on:
         for conversation, turn in zip(going_on, turns):
@@ -360,7 +366,7 @@ def converse(llm, task, problems, when, args, n, **sampling_params):
         if going_on:
             asked = [conversation.to_go_on() for conversation in going_on]
             occasion = f"{when}, turn {len(going_on[0].turns) + 1}"
-            turns = generate(llm, asked, occasion, args, **sampling_params)
+            turns = generate_turn(llm, asked, occasion, args, **sampling_params)
     return conversations
 
 
@@ -386,21 +392,22 @@ def add_replies(conversations, task, tokenizer, args):
     return going_on
 
 
-def sample(llm, task, problems, step, args):
-    """Play conversations with the current policy. Returns tensors (see to_batch) and conversations.
+def sample(llm, problems, step, args):
+    """Sample responses from the current policy. Returns tensors (see to_batch) and vLLM's outputs.
 
-    problems: one per conversation, so each problem is repeated G times in a row.
+    problems: one per response, so each problem is repeated G times in a row.
     """
-    conversations = converse(
+    responses = generate(
         llm,
-        task,
         problems[:: args.responses_per_prompt],  # each problem once; n asks for G responses
         step,
         args,
         n=args.responses_per_prompt,
         temperature=args.temperature,
+        logprobs=0,  # return log π of each sampled token, and of 0 others
+        flat_logprobs=True,  # fast: response.logprobs.logprobs is a plain list of numbers
     )
-    return to_batch(problems, conversations), conversations
+    return to_batch(problems, responses), responses
 
 
 def to_batch(problems, conversations):
@@ -437,7 +444,8 @@ def sync_weights(policy, llm, args):
         # must go through the weights in the same order. With LoRA, each adapter is merged into its
         # weight; without LoRA, the weights are sent unchanged.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
-            yield name, full_tensor(weight.to(getattr(torch, args.dtype)))
+            weight = full_tensor(weight.to(getattr(torch, args.dtype)))
+            yield name, eight_bits.rounded(policy.lm, name, weight, args)  # if --sampler_dtype
 
     engine.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
@@ -445,13 +453,14 @@ def sync_weights(policy, llm, args):
 # --------------------------------------------------------------------------------------- advantages
 
 
-def compute_advantages(rewards, batch, args):
+def compute_advantages(scores, batch, args):
     """Compute the advantage of every response token: the reward, normalised within its group.
 
-    rewards [N]: the G responses to a prompt are consecutive.
+    scores: one per response; the G responses to a prompt are consecutive.
     Returns [N, T], zero outside the batch's mask (response tokens). In a group of one response,
     the mean is set to 0 and the standard deviation to 1, as in the library verl.
     """
+    rewards = torch.tensor([s["reward"] for s in scores])  # [N]
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
@@ -463,7 +472,9 @@ def compute_advantages(rewards, batch, args):
         mean = groups.mean(1, keepdim=True)  # [prompts, 1]
         std = groups.std(1, keepdim=True)  # divides by G − 1
     advantages = (groups - mean) / (std + 1e-6)
-    return advantages.reshape(-1, 1) * batch["mask"]  # [N, T]
+    advantages = advantages.reshape(-1, 1)  # [N, 1]
+    # Each response token gets the advantage; all other places get 0.
+    return advantages * batch["mask"]  # [N, T]
 
 
 # --------------------------------------------------------------------------------------------- loss
@@ -488,7 +499,10 @@ def policy_loss(logp, batch, divisor, args):
     too_high = (advantages > 0) & (ratio > high)
     too_low = (advantages < 0) & (ratio < low)
     clipped = (too_high | too_low) & mask
+
+    # To minimise the loss is to maximise J.
     loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
+    # The sums of all micro-batches add up.
     return loss[mask].sum() / divisor, clipped.sum()
 
 
@@ -521,8 +535,10 @@ def update(policy, optimizer, batch, step, args):
     num_clipped = 0
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
-        minibatch = balance(minibatch, args)  # equal work for all processes
+        # What the loss needs from the whole mini-batch, on all processes:
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
+        minibatch = balance(minibatch, args)  # equal work for all processes
+
         clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         num_clipped += clipped
         grad_norms.append(grad_norm)
@@ -574,7 +590,7 @@ def evaluate(llm, task, problems, step, run, args):
     """
     mine = own_part(problems)  # this process's problems; no other process has them
     k = args.eval_samples
-    responses = converse(llm, task, mine, "test", args, n=k, temperature=args.eval_temperature)
+    responses = generate(llm, mine, "test", args, n=k, temperature=args.eval_temperature)
     asked = []  # one problem per response
     for problem in mine:
         asked += [problem] * k
@@ -625,14 +641,13 @@ def main():
         # Take this process's problems, each repeated G times in a row. Every epoch is shuffled
         # anew; leftover problems that do not fill a step are dropped.
         problems, num_used = next_problems(train, num_used, args)
-        batch, responses = sample(llm, task, problems, step, args)
+        batch, responses = sample(llm, problems, step, args)
         clock.lap("sample")
         engine.sleep(llm)  # frees GPU memory for training; sync_weights wakes it up
 
         # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
         # the answer right?) and format (are the required tags there?).
         scores = score(task, responses, problems)
-        rewards = torch.tensor([s["reward"] for s in scores])  # [N]
         clock.lap("score")
 
         # Compute advantages, and log-probabilities from before the update.
@@ -641,10 +656,10 @@ def main():
             batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
         else:
             batch["ref_logp"] = batch["old_logp"]  # a placeholder: β is 0
-        batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
+        batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         clock.lap("logprob")
 
-        # Update the policy, and copy the new weights to vLLM.
+        # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
         run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
@@ -658,7 +673,6 @@ def main():
         metrics = {
             "step": step,
             **measure.of_responses(responses, problems, scores, args),  # reward, accuracy, lengths
-            **measure.of_turns(responses),  # turns, tool_rate, tool_errors
             # Means over the response tokens of all processes:
             "entropy": measure.token_mean(batch["entropy"], batch["mask"]),
             "sampler_gap": measure.token_mean(gap, batch["mask"]),

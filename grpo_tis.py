@@ -17,7 +17,7 @@ Maximise, over all responses o_i of a mini-batch and all their tokens o_it,
 
 --correction icepop (IcePop, Zhao et al. 2025, for the Ring models) drops a token on which the two
 disagree too much, in either direction, instead of bounding its weight: w is π_old/π_sampler if that
-is in [C_min, C], and otherwise 0.
+is in [C_min, C], and otherwise 0. --correction none has w = 1.
 
 --mask sequence also drops whole responses (*DeepSeek-V3.2*, arXiv 2512.02556, eq. 9): w is 0 for
 all tokens of a response o_i if
@@ -30,8 +30,16 @@ because updates have moved π. The sum is signed: tokens that became more probab
 others. Good responses are never dropped. The divisor counts dropped tokens, and their KL term
 stays.
 
+--mask geometric drops a response, good or bad, on which sampler and trainer disagree as a whole
+(*Trust Region Masking*, arXiv 2512.23075): w is 0 for all its tokens unless
+
+    low ≤ exp(1/|o_i| · Σ_t log(π_old(o_it) / π_sampler(o_it))) ≤ high      --mask_low, --mask_high
+
+This is the geometric mean of the tokens' ratios, so that a long response is not dropped for being
+long. verl has this mask. TRL bounds the product of the ratios, not their mean.
+
 What differs from grpo.py: --correction, --correction_max (C), --correction_min (C_min);
-sampler_correction, whose w policy_loss multiplies in; --mask, --mask_delta and left_out; three
+sampler_correction, whose w policy_loss multiplies in; --mask, its bounds and left_out; three
 metrics. correction_mean is the mean w over a step's tokens before the updates, without --mask: 1 if
 the two programs agree. correction_cut is the fraction of tokens whose π_old/π_sampler is out of
 bounds. mask_rate is the fraction of tokens in dropped responses, over all updates. sampler_gap, a
@@ -45,7 +53,8 @@ Where this file deviates from its sources, and why:
   own bounds are 0.5 and 5; here they are C_min 0.5 and C.
 - DeepSeek-V3.2 does not give δ. 0.5 is what TRL suggests. slime and miles have 1e-4, with the
   trainer's π_old, recomputed after sampling, in place of π_sampler. The paper's mask comes without
-  w; here both act.
+  w; here both act, and --correction none leaves the mask alone. --mask_low and --mask_high are
+  verl's bounds.
 - All deviations of grpo.py.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 grpo_tis.py` for four):
@@ -85,11 +94,13 @@ class Args(settings.RunArgs):
     # ---- objective
     clip_low: Fraction = 0.2  # ε_low: the clip range of ρ begins at 1 − ε_low
     clip_high: NonNegativeFloat = 0.24  # ε_high: the clip range ends at 1 + ε_high
-    correction: Literal["tis", "icepop"] = "tis"  # tis bounds the weight w, icepop drops the token
+    correction: Literal["none", "tis", "icepop"] = "tis"  # bound the weight w, or drop tokens
     correction_max: PositiveFloat = 2.0  # C, the largest weight
     correction_min: NonNegativeFloat = 0.5  # C_min, the smallest weight with icepop
-    mask: Literal["none", "sequence"] = "none"  # sequence: drop improbable bad responses
-    mask_delta: NonNegativeFloat = 0.5  # δ: nats per token by which log π must have fallen
+    mask: Literal["none", "sequence", "geometric"] = "none"  # which responses to drop
+    mask_delta: NonNegativeFloat = 0.5  # sequence: δ, by which log π must have fallen per token
+    mask_low: PositiveFloat = 0.999  # geometric: smallest mean ratio of trainer to sampler
+    mask_high: PositiveFloat = 1.001  # geometric: largest mean ratio
     kl_coef: NonNegativeFloat = 0.001  # β, the weight of the KL term; 0 loads no reference model
     updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
 
@@ -129,6 +140,10 @@ class Args(settings.RunArgs):
                 f"--correction_min is {self.correction_min}; it must be at most "
                 f"--correction_max, {self.correction_max}"
             )
+        if self.mask == "geometric" and self.mask_low > self.mask_high:
+            raise ValueError(
+                f"--mask_low is {self.mask_low}; it must be at most --mask_high, {self.mask_high}"
+            )
 
 
 # {task: {setting: value}}: the defaults that --task replaces, by those of the task's own paper.
@@ -146,6 +161,7 @@ from transformers import AutoModelForCausalLM
 from rewards import score
 from runtime import (
     checkpoints,
+    eight_bits,
     engine,
     float16,
     lora,
@@ -361,7 +377,8 @@ def sync_weights(policy, llm, args):
         # must go through the weights in the same order. With LoRA, each adapter is merged into its
         # weight; without LoRA, the weights are sent unchanged.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
-            yield name, full_tensor(weight.to(getattr(torch, args.dtype)))
+            weight = full_tensor(weight.to(getattr(torch, args.dtype)))
+            yield name, eight_bits.rounded(policy.lm, name, weight, args)  # if --sampler_dtype
 
     engine.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
@@ -369,13 +386,14 @@ def sync_weights(policy, llm, args):
 # --------------------------------------------------------------------------------------- advantages
 
 
-def compute_advantages(rewards, batch, args):
+def compute_advantages(scores, batch, args):
     """Compute the advantage of every response token: the reward, normalised within its group.
 
-    rewards [N]: the G responses to a prompt are consecutive.
+    scores: one per response; the G responses to a prompt are consecutive.
     Returns [N, T], zero outside the batch's mask (response tokens). In a group of one response,
     the mean is set to 0 and the standard deviation to 1, as in the library verl.
     """
+    rewards = torch.tensor([s["reward"] for s in scores])  # [N]
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
@@ -387,7 +405,9 @@ def compute_advantages(rewards, batch, args):
         mean = groups.mean(1, keepdim=True)  # [prompts, 1]
         std = groups.std(1, keepdim=True)  # divides by G − 1
     advantages = (groups - mean) / (std + 1e-6)
-    return advantages.reshape(-1, 1) * batch["mask"]  # [N, T]
+    advantages = advantages.reshape(-1, 1)  # [N, 1]
+    # Each response token gets the advantage; all other places get 0.
+    return advantages * batch["mask"]  # [N, T]
 
 
 # --------------------------------------------------------------------------------------------- loss
@@ -400,6 +420,8 @@ def sampler_correction(batch, args):
     """
     weight = (batch["old_logp"] - batch["sampler_logp"]).clamp(-20, 20).exp()
     cut = weight > args.correction_max
+    if args.correction == "none":
+        return torch.ones_like(weight), cut
     if args.correction == "tis":
         return weight.clamp(max=args.correction_max), cut
     cut = cut | (weight < args.correction_min)
@@ -407,16 +429,21 @@ def sampler_correction(batch, args):
 
 
 def left_out(logp, batch, args):
-    """Return the tokens of responses that --mask sequence drops (eq. 9 of V3.2): bool [N, T].
+    """Return the tokens of responses that --mask drops: bool [N, T].
 
     logp [N, T]: log π under the policy that is being updated; its gradient is not used. The batch's
-    sampler_logp, advantages and mask are [N, T].
+    old_logp, sampler_logp, advantages and mask are [N, T].
     """
     mask = batch["mask"]
     if args.mask == "none":
         return torch.zeros_like(mask)
+    length = mask.sum(1, keepdim=True).clamp(min=1)  # [N, 1]
+    if args.mask == "geometric":
+        log_ratio = (batch["old_logp"] - batch["sampler_logp"]).masked_fill(~mask, 0)  # [N, T]
+        mean_ratio = (log_ratio.sum(1, keepdim=True) / length).exp()  # geometric mean, [N, 1]
+        return mask & ((mean_ratio < args.mask_low) | (mean_ratio > args.mask_high))
     fallen = (batch["sampler_logp"] - logp.detach()).masked_fill(~mask, 0)  # [N, T], in nats
-    mean_fallen = fallen.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)  # [N, 1]
+    mean_fallen = fallen.sum(1, keepdim=True) / length
     return mask & (batch["advantages"] < 0) & (mean_fallen > args.mask_delta)
 
 
@@ -439,9 +466,12 @@ def policy_loss(logp, batch, divisor, args):
     too_high = (advantages > 0) & (ratio > high)
     too_low = (advantages < 0) & (ratio < low)
     clipped = (too_high | too_low) & mask
+
     weight, _ = sampler_correction(batch, args)
-    weight = weight.masked_fill(left_out(logp, batch, args), 0)
-    loss = args.kl_coef * k3(logp, batch["ref_logp"]) - weight * surrogate  # [N, T]
+    surrogate = weight.masked_fill(left_out(logp, batch, args), 0) * surrogate
+    # To minimise the loss is to maximise J.
+    loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
+    # The sums of all micro-batches add up.
     return loss[mask].sum() / divisor, clipped.sum()
 
 
@@ -476,8 +506,10 @@ def update(policy, optimizer, batch, step, args):
     num_left_out = 0
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
-        minibatch = balance(minibatch, args)  # equal work for all processes
+        # What the loss needs from the whole mini-batch, on all processes:
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
+        minibatch = balance(minibatch, args)  # equal work for all processes
+
         clipped, stale, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         num_clipped += clipped
         num_left_out += stale
@@ -591,7 +623,6 @@ def main():
         # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
         # the answer right?) and format (are the required tags there?).
         scores = score(task, responses, problems)
-        rewards = torch.tensor([s["reward"] for s in scores])  # [N]
         clock.lap("score")
 
         # Compute advantages, and log-probabilities from before the update.
@@ -600,10 +631,10 @@ def main():
             batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
         else:
             batch["ref_logp"] = batch["old_logp"]  # a placeholder: β is 0
-        batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
+        batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         clock.lap("logprob")
 
-        # Update the policy, and copy the new weights to vLLM.
+        # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
         run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π

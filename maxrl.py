@@ -25,7 +25,7 @@ r_i/mean − 1. The first part gives the mean of ∇log π over the correct resp
 which would not change the expectation. But groups that are all wrong do not have it (A = 0), and
 that removes the last term of ∇J_G. With G = 2 this is REINFORCE.
 
-What differs from reinforce.py: compute_advantages; in main, the reward.
+What differs from reinforce.py: compute_advantages, with its own reward.
 
 Where this file deviates from the paper's release (tajwarfahim/maxrl, a fork of verl), and why:
 - Reward. p is a probability, so r is 0 or 1. A K&K reward is −3 to 3, and a part of it is for the
@@ -119,6 +119,7 @@ from transformers import AutoModelForCausalLM
 from rewards import score
 from runtime import (
     checkpoints,
+    eight_bits,
     engine,
     float16,
     lora,
@@ -334,7 +335,8 @@ def sync_weights(policy, llm, args):
         # must go through the weights in the same order. With LoRA, each adapter is merged into its
         # weight; without LoRA, the weights are sent unchanged.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
-            yield name, full_tensor(weight.to(getattr(torch, args.dtype)))
+            weight = full_tensor(weight.to(getattr(torch, args.dtype)))
+            yield name, eight_bits.rounded(policy.lm, name, weight, args)  # if --sampler_dtype
 
     engine.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
@@ -342,16 +344,19 @@ def sync_weights(policy, llm, args):
 # --------------------------------------------------------------------------------------- advantages
 
 
-def compute_advantages(rewards, batch, args):
+def compute_advantages(scores, batch, args):
     """Compute the advantage of every response token: (reward − mean) / mean of its group.
 
-    rewards [N], each 0 or 1: the G responses to a prompt are consecutive.
+    scores: one per response; the G responses to a prompt are consecutive.
     Returns [N, T], zero outside the batch's mask (response tokens) and in groups that are wrong.
     """
+    rewards = torch.tensor([float(s["correct"]) for s in scores])  # [N], 0 or 1
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean = groups.mean(1, keepdim=True)  # the fraction of correct responses, [prompts, 1]
     advantages = torch.where(mean > 0, (groups - mean) / mean, 0)
-    return advantages.reshape(-1, 1) * batch["mask"]  # [N, T]
+    advantages = advantages.reshape(-1, 1)  # [N, 1]
+    # Each response token gets the advantage; all other places get 0.
+    return advantages * batch["mask"]  # [N, T]
 
 
 # --------------------------------------------------------------------------------------------- loss
@@ -389,8 +394,10 @@ def update(policy, optimizer, batch, step, args):
     batch["old_logp"], batch["entropy"] = log_probs(policy, passes.idle_tokens(batch, args), args)
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
-        minibatch = balance(minibatch, args)  # equal work for all processes
+        # What the loss needs from the whole mini-batch, on all processes:
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
+        minibatch = balance(minibatch, args)  # equal work for all processes
+
         grad_norms.append(update_once(policy, optimizer, minibatch, divisor, step, args))
     return measure.of_updates(grad_norms, args)
 
@@ -492,11 +499,10 @@ def main():
         # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
         # the answer right?) and format (are the required tags there?).
         scores = score(task, responses, problems)
-        rewards = torch.tensor([float(s["correct"]) for s in scores])  # [N], 0 or 1
         clock.lap("score")
 
-        # Update the policy, and copy the new weights to vLLM.
-        batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
+        # Update the policy, and pass its weights on to vLLM.
+        batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         # For a metric: the fraction of weights that the update changes, in --dtype.
         weights_before = measure.some_weights(policy, args.dtype)
         updated = update(policy, optimizer, batch, step, args)  # metrics

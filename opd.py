@@ -129,6 +129,7 @@ from transformers import AutoModelForCausalLM
 from rewards import score
 from runtime import (
     checkpoints,
+    eight_bits,
     engine,
     float16,
     lora,
@@ -344,7 +345,8 @@ def sync_weights(policy, llm, args):
         # must go through the weights in the same order. With LoRA, each adapter is merged into its
         # weight; without LoRA, the weights are sent unchanged.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
-            yield name, full_tensor(weight.to(getattr(torch, args.dtype)))
+            weight = full_tensor(weight.to(getattr(torch, args.dtype)))
+            yield name, eight_bits.rounded(policy.lm, name, weight, args)  # if --sampler_dtype
 
     engine.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
@@ -352,13 +354,15 @@ def sync_weights(policy, llm, args):
 # --------------------------------------------------------------------------------------- advantages
 
 
-def compute_advantages(rewards, batch, args):
+def compute_advantages(scores, batch, args):
     """Compute the advantage of every response token: −(log π − log π_teacher).
 
     The batch's old_logp, teacher_logp and mask are [N, T]. Returns [N, T], zero outside the mask.
-    rewards [N] are not used. No baseline is needed: A is 0 where student and teacher agree.
+    scores are not used. No baseline is needed: A is 0 where student and teacher agree.
     """
-    return (batch["teacher_logp"] - batch["old_logp"]) * batch["mask"]  # [N, T]
+    advantages = batch["teacher_logp"] - batch["old_logp"]  # [N, T]
+    # Each response token gets the advantage; all other places get 0.
+    return advantages * batch["mask"]  # [N, T]
 
 
 # --------------------------------------------------------------------------------------------- loss
@@ -392,8 +396,10 @@ def update(policy, optimizer, batch, step, args):
     """
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
-        minibatch = balance(minibatch, args)  # equal work for all processes
+        # What the loss needs from the whole mini-batch, on all processes:
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
+        minibatch = balance(minibatch, args)  # equal work for all processes
+
         grad_norms.append(update_once(policy, optimizer, minibatch, divisor, step, args))
     return measure.of_updates(grad_norms, args)
 
@@ -493,16 +499,15 @@ def main():
         # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
         # the answer right?) and format (are the required tags there?).
         scores = score(task, responses, problems)
-        rewards = torch.tensor([s["reward"] for s in scores])  # [N]
         clock.lap("score")
 
         # Compute log-probabilities from before the update, the teacher's too, and advantages.
         batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
         batch["teacher_logp"], _ = log_probs(teacher, batch, args, with_entropy=False)  # [N, T]
-        batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
+        batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         clock.lap("logprob")
 
-        # Update the policy, and copy the new weights to vLLM.
+        # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
         run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π

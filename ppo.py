@@ -140,6 +140,7 @@ from transformers import AutoModelForCausalLM
 from rewards import score
 from runtime import (
     checkpoints,
+    eight_bits,
     engine,
     float16,
     lora,
@@ -391,7 +392,8 @@ def sync_weights(policy, llm, args):
         # must go through the weights in the same order. With LoRA, each adapter is merged into its
         # weight; without LoRA, the weights are sent unchanged.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
-            yield name, full_tensor(weight.to(getattr(torch, args.dtype)))
+            weight = full_tensor(weight.to(getattr(torch, args.dtype)))
+            yield name, eight_bits.rounded(policy.lm, name, weight, args)  # if --sampler_dtype
 
     engine.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
@@ -399,11 +401,12 @@ def sync_weights(policy, llm, args):
 # --------------------------------------------------------------------------------------- advantages
 
 
-def estimate_advantages(rewards, batch, args):
+def estimate_advantages(scores, batch, args):
     """Compute Â of every response token by GAE: [N, T] in float64, zero elsewhere.
 
-    rewards [N]; the batch's old_logp, ref_logp, values and mask are [N, T].
+    scores: one per response; the batch's old_logp, ref_logp, values and mask are [N, T].
     """
+    rewards = torch.tensor([s["reward"] for s in scores])  # [N]
     mask = batch["mask"]
     values = batch["values"].double()
     k1 = (batch["old_logp"].double() - batch["ref_logp"]) * mask  # [N, T], in nats
@@ -421,19 +424,21 @@ def estimate_advantages(rewards, batch, args):
     return advantages
 
 
-def compute_advantages(rewards, batch, args):
+def compute_advantages(scores, batch, args):
     """Compute the advantage of every response token: Â, normalised over the step's tokens.
 
-    rewards [N]; batch as in estimate_advantages. Returns [N, T], zero outside the mask. Mean and
+    scores, batch: as in estimate_advantages. Returns [N, T], zero outside the mask. Mean and
     variance are over the tokens of all processes; the variance divides by their number less one.
     """
     mask = batch["mask"]
-    advantages = estimate_advantages(rewards, batch, args)
+    advantages = estimate_advantages(scores, batch, args)
     num_tokens = all_reduce(mask.sum())
     mean = all_reduce(advantages.sum()) / num_tokens
     variance = all_reduce((advantages - mean)[mask].square().sum()) / max(1, num_tokens - 1)
     whitened = (advantages - mean) / math.sqrt(variance + 1e-8)
-    return (whitened * mask).to(rewards.dtype)  # [N, T]
+    advantages = whitened.to(batch["old_logp"])  # [N, T] in float32
+    # Each response token gets the advantage; all other places get 0.
+    return advantages * batch["mask"]  # [N, T]
 
 
 # --------------------------------------------------------------------------------------------- loss
@@ -458,7 +463,10 @@ def policy_loss(logp, batch, divisor, args):
     too_high = (advantages > 0) & (ratio > high)
     too_low = (advantages < 0) & (ratio < low)
     clipped = (too_high | too_low) & mask
+
+    # To minimise the loss is to maximise J.
     loss = -surrogate  # [N, T]
+    # The sums of all micro-batches add up.
     return loss[mask].sum() / divisor, clipped.sum()
 
 
@@ -508,8 +516,10 @@ def update(policy, optimizer, batch, step, args):
     num_clipped = 0
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
-        minibatch = balance(minibatch, args)  # equal work for all processes
+        # What the loss needs from the whole mini-batch, on all processes:
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
+        minibatch = balance(minibatch, args)  # equal work for all processes
+
         clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         num_clipped += clipped
         grad_norms.append(grad_norm)
@@ -661,10 +671,9 @@ def main():
         # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
         # the answer right?) and format (are the required tags there?).
         scores = score(task, responses, problems)
-        rewards = torch.tensor([s["reward"] for s in scores])  # [N]
         clock.lap("score")
 
-        # Compute log-probabilities from before the update.
+        # Compute advantages, and log-probabilities from before the update.
         batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
         if reference:
             batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
@@ -674,13 +683,13 @@ def main():
 
         # Compute values from before the update, advantages and returns; update the value model.
         batch["values"] = compute_values(value_model, batch, args)  # [N, T]
-        batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
-        estimates = estimate_advantages(rewards, batch, args).float()  # Â, not normalised
+        batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
+        estimates = estimate_advantages(scores, batch, args).float()  # Â, not normalised
         batch["returns"] = estimates + batch["values"]  # [N, T]
         values_updated = update_values(value_model, value_optimizer, batch, step, args)  # metrics
         clock.lap("value")
 
-        # Update the policy, and copy the new weights to vLLM.
+        # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
         run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π

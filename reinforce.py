@@ -143,6 +143,7 @@ from transformers import AutoModelForCausalLM
 from rewards import score
 from runtime import (
     checkpoints,
+    eight_bits,
     engine,
     float16,
     lora,
@@ -358,7 +359,8 @@ def sync_weights(policy, llm, args):
         # must go through the weights in the same order. With LoRA, each adapter is merged into its
         # weight; without LoRA, the weights are sent unchanged.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
-            yield name, full_tensor(weight.to(getattr(torch, args.dtype)))
+            weight = full_tensor(weight.to(getattr(torch, args.dtype)))
+            yield name, eight_bits.rounded(policy.lm, name, weight, args)  # if --sampler_dtype
 
     engine.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
@@ -366,14 +368,17 @@ def sync_weights(policy, llm, args):
 # --------------------------------------------------------------------------------------- advantages
 
 
-def compute_advantages(rewards, batch, args):
+def compute_advantages(scores, batch, args):
     """Compute the advantage of every response token: the reward minus the step's mean reward.
 
-    rewards [N], one per response. Returns [N, T], zero outside the batch's mask (response tokens).
+    scores: one per response. Returns [N, T], zero outside the batch's mask (response tokens).
     """
+    rewards = torch.tensor([s["reward"] for s in scores])  # [N]
     # all_reduce sums over the processes, so that the mean is over the responses of all of them.
     mean = all_reduce(rewards.double().sum()) / all_reduce(len(rewards))
-    return (rewards - mean)[:, None] * batch["mask"]  # [N, T]
+    advantages = (rewards - mean)[:, None]  # [N, 1]
+    # Each response token gets the advantage; all other places get 0.
+    return advantages * batch["mask"]  # [N, T]
 
 
 # --------------------------------------------------------------------------------------------- loss
@@ -411,8 +416,10 @@ def update(policy, optimizer, batch, step, args):
     batch["old_logp"], batch["entropy"] = log_probs(policy, passes.idle_tokens(batch, args), args)
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
-        minibatch = balance(minibatch, args)  # equal work for all processes
+        # What the loss needs from the whole mini-batch, on all processes:
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
+        minibatch = balance(minibatch, args)  # equal work for all processes
+
         grad_norms.append(update_once(policy, optimizer, minibatch, divisor, step, args))
     return measure.of_updates(grad_norms, args)
 
@@ -514,11 +521,10 @@ def main():
         # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
         # the answer right?) and format (are the required tags there?).
         scores = score(task, responses, problems)
-        rewards = torch.tensor([s["reward"] for s in scores])  # [N]
         clock.lap("score")
 
-        # Update the policy, and copy the new weights to vLLM.
-        batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
+        # Update the policy, and pass its weights on to vLLM.
+        batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         # For a metric: the fraction of weights that the update changes, in --dtype.
         weights_before = measure.some_weights(policy, args.dtype)
         updated = update(policy, optimizer, batch, step, args)  # metrics

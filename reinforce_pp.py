@@ -116,6 +116,7 @@ from transformers import AutoModelForCausalLM
 from rewards import score
 from runtime import (
     checkpoints,
+    eight_bits,
     engine,
     float16,
     lora,
@@ -331,7 +332,8 @@ def sync_weights(policy, llm, args):
         # must go through the weights in the same order. With LoRA, each adapter is merged into its
         # weight; without LoRA, the weights are sent unchanged.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
-            yield name, full_tensor(weight.to(getattr(torch, args.dtype)))
+            weight = full_tensor(weight.to(getattr(torch, args.dtype)))
+            yield name, eight_bits.rounded(policy.lm, name, weight, args)  # if --sampler_dtype
 
     engine.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
@@ -339,13 +341,14 @@ def sync_weights(policy, llm, args):
 # --------------------------------------------------------------------------------------- advantages
 
 
-def token_returns(rewards, batch, args):
+def token_returns(scores, batch, args):
     """Return R of every response token (eq. 20), [N, T] in float64; its mean and its variance.
 
-    rewards [N]; the batch's old_logp, ref_logp and mask are [N, T]. R is zero outside the mask.
-    Mean and variance are floats, over the response tokens of all processes; the variance divides by
-    their number less one, and is 0 for a single token.
+    scores: one per response; the batch's old_logp, ref_logp and mask are [N, T]. R is zero outside
+    the mask. Mean and variance are floats, over the response tokens of all processes; the variance
+    divides by their number less one, and is 0 for a single token.
     """
+    rewards = torch.tensor([s["reward"] for s in scores])  # [N]
     mask = batch["mask"]
     k1 = (batch["old_logp"].double() - batch["ref_logp"]) * mask  # [N, T], in nats
     k1_to_come = k1.flip(1).cumsum(1).flip(1)  # summed from the end: of this token and all after it
@@ -357,15 +360,17 @@ def token_returns(rewards, batch, args):
     return returns, mean, variance
 
 
-def compute_advantages(rewards, batch, args):
+def compute_advantages(scores, batch, args):
     """Compute the advantage of every response token: its return, normalised over the step's tokens.
 
-    rewards [N]; batch as in token_returns. Returns [N, T], zero outside the mask. Mean and variance
+    scores, batch: as in token_returns. Returns [N, T], zero outside the mask. Mean and variance
     are over the tokens of all processes.
     """
-    returns, mean, variance = token_returns(rewards, batch, args)
+    returns, mean, variance = token_returns(scores, batch, args)
     advantages = (returns - mean) / math.sqrt(variance + 1e-8)
-    return (advantages * batch["mask"]).to(rewards.dtype)  # [N, T]
+    advantages = advantages.to(batch["old_logp"])  # [N, T] in float32
+    # Each response token gets the advantage; all other places get 0.
+    return advantages * batch["mask"]  # [N, T]
 
 
 # --------------------------------------------------------------------------------------------- loss
@@ -390,7 +395,10 @@ def policy_loss(logp, batch, divisor, args):
     too_high = (advantages > 0) & (ratio > high)
     too_low = (advantages < 0) & (ratio < low)
     clipped = (too_high | too_low) & mask
+
+    # To minimise the loss is to maximise J.
     loss = -surrogate  # [N, T]
+    # The sums of all micro-batches add up.
     return loss[mask].sum() / divisor, clipped.sum()
 
 
@@ -423,8 +431,10 @@ def update(policy, optimizer, batch, step, args):
     num_clipped = 0
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
-        minibatch = balance(minibatch, args)  # equal work for all processes
+        # What the loss needs from the whole mini-batch, on all processes:
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
+        minibatch = balance(minibatch, args)  # equal work for all processes
+
         clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         num_clipped += clipped
         grad_norms.append(grad_norm)
@@ -534,7 +544,6 @@ def main():
         # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
         # the answer right?) and format (are the required tags there?).
         scores = score(task, responses, problems)
-        rewards = torch.tensor([s["reward"] for s in scores])  # [N]
         clock.lap("score")
 
         # Compute advantages, and log-probabilities from before the update.
@@ -543,10 +552,10 @@ def main():
             batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
         else:
             batch["ref_logp"] = batch["old_logp"]  # a placeholder: β is 0
-        batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
+        batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         clock.lap("logprob")
 
-        # Update the policy, and copy the new weights to vLLM.
+        # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
         run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
@@ -556,7 +565,7 @@ def main():
 
         # Log, evaluate, save.
         kl = k3(batch["old_logp"], batch["ref_logp"])  # [N, T]
-        returns, return_mean, return_variance = token_returns(rewards, batch, args)
+        returns, return_mean, return_variance = token_returns(scores, batch, args)
         gap = (batch["old_logp"] - batch["sampler_logp"]).abs()  # [N, T]
         metrics = {
             "step": step,
@@ -567,7 +576,7 @@ def main():
             "kl": measure.token_mean(kl, batch["mask"]) if reference else None,
             "return": return_mean,
             "return_std": return_variance**0.5,
-            "kl_share": measure.kl_share(rewards, returns, batch["mask"]),  # of the returns' size
+            "kl_share": measure.kl_share(scores, returns, batch["mask"]),  # of the returns' size
             **updated,
             "weights_changed": measure.share_changed(weights_before, policy, args.dtype),
             **timings,

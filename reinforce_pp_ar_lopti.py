@@ -15,7 +15,7 @@ then on the same responses' other tokens alone. With 2 updates per step, a step 
 low, high, high.
 
 What differs from reinforce_pp.py is, line by line, what makes grpo_ar_lopti.py of grpo.py: --alpha,
---eta, --lopti_stages; ar_weight and its line in main; in_stage and the stages in update. Only the
+--eta, --lopti_stages; ar_weight in compute_advantages; in_stage and the stages in update. Only the
 default of α is different: 0.1, the paper's value here. `--alpha 0 --eta 0` is reinforce_pp.py,
 bitwise.
 
@@ -110,6 +110,7 @@ TASKS = papers.TASKS | {"math": papers.TASKS["math"] | {"alpha": 0.1, "eta": 0.0
 flags.check(Args, TASKS)
 
 import math
+from itertools import product
 from statistics import fmean
 
 import torch
@@ -119,6 +120,7 @@ from transformers import AutoModelForCausalLM
 from rewards import score
 from runtime import (
     checkpoints,
+    eight_bits,
     engine,
     float16,
     lora,
@@ -334,7 +336,8 @@ def sync_weights(policy, llm, args):
         # must go through the weights in the same order. With LoRA, each adapter is merged into its
         # weight; without LoRA, the weights are sent unchanged.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
-            yield name, full_tensor(weight.to(getattr(torch, args.dtype)))
+            weight = full_tensor(weight.to(getattr(torch, args.dtype)))
+            yield name, eight_bits.rounded(policy.lm, name, weight, args)  # if --sampler_dtype
 
     engine.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
@@ -342,13 +345,14 @@ def sync_weights(policy, llm, args):
 # --------------------------------------------------------------------------------------- advantages
 
 
-def token_returns(rewards, batch, args):
+def token_returns(scores, batch, args):
     """Return R of every response token (eq. 20), [N, T] in float64; its mean and its variance.
 
-    rewards [N]; the batch's old_logp, ref_logp and mask are [N, T]. R is zero outside the mask.
-    Mean and variance are floats, over the response tokens of all processes; the variance divides by
-    their number less one, and is 0 for a single token.
+    scores: one per response; the batch's old_logp, ref_logp and mask are [N, T]. R is zero outside
+    the mask. Mean and variance are floats, over the response tokens of all processes; the variance
+    divides by their number less one, and is 0 for a single token.
     """
+    rewards = torch.tensor([s["reward"] for s in scores])  # [N]
     mask = batch["mask"]
     k1 = (batch["old_logp"].double() - batch["ref_logp"]) * mask  # [N, T], in nats
     k1_to_come = k1.flip(1).cumsum(1).flip(1)  # summed from the end: of this token and all after it
@@ -360,15 +364,17 @@ def token_returns(rewards, batch, args):
     return returns, mean, variance
 
 
-def compute_advantages(rewards, batch, args):
+def compute_advantages(scores, batch, args):
     """Compute the advantage of every response token: its return, normalised over the step's tokens.
 
-    rewards [N]; batch as in token_returns. Returns [N, T], zero outside the mask. Mean and variance
+    scores, batch: as in token_returns. Returns [N, T], zero outside the mask. Mean and variance
     are over the tokens of all processes.
     """
-    returns, mean, variance = token_returns(rewards, batch, args)
+    returns, mean, variance = token_returns(scores, batch, args)
     advantages = (returns - mean) / math.sqrt(variance + 1e-8)
-    return (advantages * batch["mask"]).to(rewards.dtype)  # [N, T]
+    advantages = advantages.to(batch["old_logp"])  # [N, T] in float32
+    # Each response token gets the advantage; all other places get 0.
+    return advantages * ar_weight(batch["old_logp"], args.alpha) * batch["mask"]  # [N, T]
 
 
 def ar_weight(old_logp, alpha):
@@ -401,7 +407,10 @@ def policy_loss(logp, batch, divisor, args):
     too_high = (advantages > 0) & (ratio > high)
     too_low = (advantages < 0) & (ratio < low)
     clipped = (too_high | too_low) & mask
+
+    # To minimise the loss is to maximise J.
     loss = -surrogate  # [N, T]
+    # The sums of all micro-batches add up.
     return loss[mask].sum() / divisor, clipped.sum()
 
 
@@ -445,17 +454,19 @@ def update(policy, optimizer, batch, step, args):
     """
     num_clipped = 0
     grad_norms = []  # one per update
-    for stage in args.lopti_stages.split(","):
-        for minibatch in minibatches(batch, args.updates_per_step):
-            minibatch = balance(minibatch, args)  # equal work for all processes
-            divisor = all_reduce(minibatch["mask"].sum())  # of both stages, on all processes
-            # From here, the mask has this stage's tokens alone. The batch's own mask stays whole.
-            minibatch["mask"] = in_stage(stage, minibatch, args.eta)
-            if all_reduce(minibatch["mask"].sum()) == 0:
-                continue  # no optimizer step
-            clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
-            num_clipped += clipped
-            grad_norms.append(grad_norm)
+    stages = args.lopti_stages.split(",")
+    for stage, minibatch in product(stages, minibatches(batch, args.updates_per_step)):
+        # What the loss needs from the whole mini-batch, on all processes:
+        divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
+        minibatch = balance(minibatch, args)  # equal work for all processes
+        # From here, the mask has this stage's tokens alone; the divisor counts both stages.
+        minibatch = {**minibatch, "mask": in_stage(stage, minibatch, args.eta)}
+        if all_reduce(minibatch["mask"].sum()) == 0:
+            continue  # no optimizer step
+
+        clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
+        num_clipped += clipped
+        grad_norms.append(grad_norm)
     return {
         "clip_rate": measure.token_rate(num_clipped, batch["mask"]),
         "low_rate": measure.token_rate(in_stage("low", batch, args.eta).sum(), batch["mask"]),
@@ -563,7 +574,6 @@ def main():
         # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
         # the answer right?) and format (are the required tags there?).
         scores = score(task, responses, problems)
-        rewards = torch.tensor([s["reward"] for s in scores])  # [N]
         clock.lap("score")
 
         # Compute advantages, and log-probabilities from before the update.
@@ -572,11 +582,10 @@ def main():
             batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
         else:
             batch["ref_logp"] = batch["old_logp"]  # a placeholder: β is 0
-        batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
-        batch["advantages"] *= ar_weight(batch["old_logp"], args.alpha)
+        batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         clock.lap("logprob")
 
-        # Update the policy, and copy the new weights to vLLM.
+        # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
         run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
@@ -586,7 +595,7 @@ def main():
 
         # Log, evaluate, save.
         kl = k3(batch["old_logp"], batch["ref_logp"])  # [N, T]
-        returns, return_mean, return_variance = token_returns(rewards, batch, args)
+        returns, return_mean, return_variance = token_returns(scores, batch, args)
         gap = (batch["old_logp"] - batch["sampler_logp"]).abs()  # [N, T]
         metrics = {
             "step": step,
@@ -597,7 +606,7 @@ def main():
             "kl": measure.token_mean(kl, batch["mask"]) if reference else None,
             "return": return_mean,
             "return_std": return_variance**0.5,
-            "kl_share": measure.kl_share(rewards, returns, batch["mask"]),  # of the returns' size
+            "kl_share": measure.kl_share(scores, returns, batch["mask"]),  # of the returns' size
             **updated,
             "weights_changed": measure.share_changed(weights_before, policy, args.dtype),
             **timings,

@@ -120,6 +120,7 @@ from transformers import AutoModelForCausalLM
 from rewards import score
 from runtime import (
     checkpoints,
+    eight_bits,
     engine,
     float16,
     lora,
@@ -335,7 +336,8 @@ def sync_weights(policy, llm, args):
         # must go through the weights in the same order. With LoRA, each adapter is merged into its
         # weight; without LoRA, the weights are sent unchanged.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
-            yield name, full_tensor(weight.to(getattr(torch, args.dtype)))
+            weight = full_tensor(weight.to(getattr(torch, args.dtype)))
+            yield name, eight_bits.rounded(policy.lm, name, weight, args)  # if --sampler_dtype
 
     engine.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
@@ -343,18 +345,23 @@ def sync_weights(policy, llm, args):
 # --------------------------------------------------------------------------------------- advantages
 
 
-def compute_advantages(rewards, batch, args):
+def compute_advantages(scores, batch, args):
     """Compute the advantage of every response token: the reward minus the others' mean.
 
-    rewards [N]: the G responses to a prompt are consecutive.
+    scores: one per response; the G responses to a prompt are consecutive.
     Returns [N, T], zero outside the batch's mask (response tokens) and in groups of one response.
     """
+    rewards = torch.tensor([s["reward"] for s in scores])  # [N]
+    k1 = (batch["old_logp"] - batch["ref_logp"]) * batch["mask"]  # [N, T]
+    rewards = rewards - args.kl_coef * k1.sum(1)  # the KL penalty
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     # Subtract the first reward, which cancels in A: then equal rewards have A = 0 exactly.
     groups = groups - groups[:, :1]
     sum_of_others = groups.sum(1, keepdim=True) - groups
     advantages = groups - sum_of_others / max(1, args.responses_per_prompt - 1)
-    return advantages.reshape(-1, 1) * batch["mask"]  # [N, T]
+    advantages = advantages.reshape(-1, 1)  # [N, 1]
+    # Each response token gets the advantage; all other places get 0.
+    return advantages * batch["mask"]  # [N, T]
 
 
 # --------------------------------------------------------------------------------------------- loss
@@ -388,8 +395,10 @@ def update(policy, optimizer, batch, step, args):
     """
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
-        minibatch = balance(minibatch, args)  # equal work for all processes
+        # What the loss needs from the whole mini-batch, on all processes:
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
+        minibatch = balance(minibatch, args)  # equal work for all processes
+
         grad_norms.append(update_once(policy, optimizer, minibatch, divisor, step, args))
     return measure.of_updates(grad_norms, args)
 
@@ -492,20 +501,18 @@ def main():
         # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
         # the answer right?) and format (are the required tags there?).
         scores = score(task, responses, problems)
-        rewards = torch.tensor([s["reward"] for s in scores])  # [N]
         clock.lap("score")
 
         # Compute log-probabilities from before the update, the KL penalty, and advantages.
         batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
-        kl = torch.zeros_like(batch["old_logp"])
         if reference:
-            ref_logp, _ = log_probs(reference, batch, args, with_entropy=False)  # [N, T]
-            kl = batch["old_logp"] - ref_logp  # of each token, [N, T]
-        rewards -= args.kl_coef * kl.sum(1)  # [N]
-        batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
+            batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
+        else:
+            batch["ref_logp"] = batch["old_logp"]  # a placeholder: β is 0
+        batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         clock.lap("logprob")
 
-        # Update the policy, and copy the new weights to vLLM.
+        # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
         run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
@@ -514,6 +521,7 @@ def main():
         timings = clock.end("sync")  # seconds per phase, peak memory
 
         # Log, evaluate, save.
+        kl = batch["old_logp"] - batch["ref_logp"]  # [N, T]
         gap = (batch["old_logp"] - batch["sampler_logp"]).abs()  # [N, T]
         metrics = {
             "step": step,
