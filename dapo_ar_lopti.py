@@ -9,7 +9,7 @@ rewards, then come
                          again on the other tokens: with 2 updates a step, low, low, high, high
 
 What differs from dapo.py is, line by line, what makes grpo_ar_lopti.py of grpo.py: --alpha, --eta,
---lopti_stages; ar_weight and its line in main; in_stage and the stages in update. `--alpha 0 --eta
+--lopti_stages; ar_weight in compute_advantages; in_stage and the stages in update. `--alpha 0 --eta
 0` is dapo.py to the last bit.
 
 Where this file deviates, and why:
@@ -96,13 +96,13 @@ class Args(settings.RunArgs):
 
     def check(self):
         """ValueError, saying what would be right, if two settings do not fit each other."""
-        if (self.lopti_stages, self.eta) in (("low", 0), ("high", 1)):
-            raise ValueError(f"--lopti_stages {self.lopti_stages} has no token at --eta {self.eta}")
         buffer = self.overlong_buffer or 0
         if buffer > self.max_response_tokens:
             raise ValueError(
                 f"--overlong_buffer is {buffer}; it must be at most --max_response_tokens"
             )
+        if (self.lopti_stages, self.eta) in (("low", 0), ("high", 1)):
+            raise ValueError(f"--lopti_stages {self.lopti_stages} has no token at --eta {self.eta}")
 
 
 # What the papers set differently for other tasks: runtime/papers.py. For mathematics, AR-Lopti uses

@@ -12,7 +12,7 @@ AR acts after the normalisation in the group. In a stage of Lopti, the advantage
 the other tokens are zero. Both stages divide by all response tokens, so at fixed weights their
 losses add up to grpo.py's loss. Both use the same π_old, and AdamW's state is kept between them.
 
-What differs from grpo.py: --alpha, --eta, --lopti_stages; ar_weight and its line in main; in_stage
+What differs from grpo.py: --alpha, --eta, --lopti_stages; ar_weight in compute_advantages; in_stage
 and the stages in update. `--alpha 0 --eta 0` is grpo.py to the last bit. On mathematics use one of
 the two, not both (Appendix C.3): the default there is AR with α 0.1; Lopti alone is `--alpha 0
 --eta 0.5`. Ablations: `--lopti_stages high,low` is fig. 6b; `low` or `high` alone is fig. 6a.

@@ -9,7 +9,7 @@ batch:
                          again on the other tokens: with 2 updates a step, low, low, high, high
 
 What differs from reinforce_pp.py is, line by line, what makes grpo_ar_lopti.py of grpo.py: --alpha,
---eta, --lopti_stages; ar_weight and its line in main; in_stage and the stages in update. Only the
+--eta, --lopti_stages; ar_weight in compute_advantages; in_stage and the stages in update. Only the
 default of α is different: 0.1, the paper's value here. `--alpha 0 --eta 0` is reinforce_pp.py to
 the last bit.
 
