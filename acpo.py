@@ -420,12 +420,12 @@ def clip_ranges(logp, batch, args):
     return clip_range, of_bins
 
 
-def policy_loss(logp, batch, args):
+def policy_loss(logp, batch, divisor, args):
     """Compute one micro-batch's part of −J and the number of its clipped tokens.
 
     logp [N, T] carries the gradient; the batch's old_logp, ref_logp, advantages, mask, clip_range
     and weight are [N, T] too. weight: 1/|o_i| over the number of responses in the whole mini-batch,
-    so that the losses of micro-batches and processes add up to the mini-batch's.
+    so that the losses of micro-batches and processes add up to the mini-batch's; the divisor is 1.
     """
     advantages = batch["advantages"]
     mask = batch["mask"]
@@ -441,8 +441,11 @@ def policy_loss(logp, batch, args):
     too_high = (advantages > 0) & (ratio > high)
     too_low = (advantages < 0) & (ratio < low)
     clipped = (too_high | too_low) & mask
+
+    # To minimise the loss is to maximise J.
     loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
-    return (loss * batch["weight"])[mask].sum(), clipped.sum()
+    # The sums of all micro-batches add up.
+    return (loss * batch["weight"])[mask].sum() / divisor, clipped.sum()
 
 
 def k3(logp, ref_logp):
@@ -476,7 +479,7 @@ def update(policy, optimizer, batch, step, args):
     num_clipped = 0
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
-        minibatch = balance(minibatch, args)  # equal work for all processes
+        # What the loss needs from the whole mini-batch, on all processes:
         logp = minibatch["old_logp"]  # before the first update nothing has moved: ρ is 1 exactly
         if grad_norms:
             logp, _ = log_probs(policy, minibatch, args, with_entropy=False)
@@ -485,7 +488,10 @@ def update(policy, optimizer, batch, step, args):
         length = minibatch["mask"].sum(1, keepdim=True).clamp(min=1)  # [N, 1], |o_i|
         num_responses = all_reduce(len(length))
         minibatch["weight"] = minibatch["mask"] / (length * num_responses)  # [N, T]
-        clipped, grad_norm = update_once(policy, optimizer, minibatch, step, args)
+        divisor = 1  # the weights have it
+        minibatch = balance(minibatch, args)  # equal work for all processes
+
+        clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         num_clipped += clipped
         grad_norms.append(grad_norm)
     return {
@@ -495,7 +501,7 @@ def update(policy, optimizer, batch, step, args):
     }
 
 
-def update_once(policy, optimizer, minibatch, step, args):
+def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the number of clipped tokens and the gradient norm.
 
     Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
@@ -508,7 +514,7 @@ def update_once(policy, optimizer, minibatch, step, args):
     minibatch = passes.without_idle(minibatch, args)
     for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
         logp, _ = policy(micro["ids"], micro["mask"], args.temperature)
-        loss, clipped = policy_loss(logp, micro, args)
+        loss, clipped = policy_loss(logp, micro, divisor, args)
         # If there are several processes, FSDP2 averages their gradients: × WORLD_SIZE is the sum.
         scaler.scale(loss * WORLD_SIZE).backward()
         minibatch_loss += loss.detach().double()  # .item() would wait for the GPU
@@ -604,7 +610,7 @@ def main():
         batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         clock.lap("logprob")
 
-        # Update the policy, and copy the new weights to vLLM.
+        # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
         run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after

@@ -17,9 +17,15 @@ If too few groups are kept after the last refill, the step trains on the groups 
 evenly over its updates. An update without a group is skipped. Without any group no weight changes,
 and the step is logged with groups_kept 0 and optimizer_steps 0.
 
-What differs from grpo.py: --max_refills and --overlong_buffer; overlong_penalty; dynamic_sampling,
-which main calls instead of sample. A step's metrics cover all sampled responses, and the metric
-reward leaves out the penalty. entropy, kl and sampler_gap cover the responses that are trained on.
+--mask_truncated also leaves truncated responses out of the loss: their tokens have no gradient and
+are not counted in Σ|o_i|, but their rewards count in the group's mean. The paper tries it before
+the penalty ("overlong filtering"). TRL (mask_truncated_completions) and SkyRL
+(apply_overlong_filtering) have it.
+
+What differs from grpo.py: --max_refills, --overlong_buffer and --mask_truncated; overlong_penalty;
+dynamic_sampling, which main calls instead of sample. A step's metrics cover all sampled responses,
+and the metric reward leaves out the penalty. entropy, kl and sampler_gap cover the responses that
+are trained on.
 
 Where this file deviates from the paper and its release (a recipe of verl), and why:
 - A group is dropped if the rule's rewards, before the penalty, are all equal. So a group of right
@@ -90,6 +96,7 @@ class Args(settings.RunArgs):
     responses_per_prompt: GroupSize = 8  # G, the group size: responses to each prompt
     max_response_tokens: PositiveInt = 4096  # longer responses are truncated
     overlong_buffer: NonNegativeInt | None = None  # B; None: a fifth of the limit; 0: no shaping
+    mask_truncated: bool = False  # leave truncated responses out of the loss
     max_refills: NonNegativeInt = 10  # times that a step samples more prompts, at most
     temperature: Temperature = 0.7  # π is softmax(logits / temperature), in sampling and loss
 
@@ -379,6 +386,8 @@ def dynamic_sampling(llm, task, train, num_used, step, clock, args):
             s["penalty"] = overlong_penalty(length, args)
         clock.lap("score")
         batch["scores"] = [with_part(s, "overlong_penalty", s["penalty"]) for s in new_scores]
+        if args.mask_truncated:  # overlong filtering
+            batch["mask"] &= torch.tensor([[r.finish_reason != "length"] for r in new_responses])
         mixed += gather_groups(batch, is_mixed(new_scores, args))
         responses += new_responses
         problems += new_problems
@@ -468,7 +477,10 @@ def policy_loss(logp, batch, divisor, args):
     too_high = (advantages > 0) & (ratio > high)
     too_low = (advantages < 0) & (ratio < low)
     clipped = (too_high | too_low) & mask
+
+    # To minimise the loss is to maximise J.
     loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
+    # The sums of all micro-batches add up.
     return loss[mask].sum() / divisor, clipped.sum()
 
 
@@ -506,8 +518,10 @@ def update(policy, optimizer, batch, step, args):
     num_clipped = 0
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
-        minibatch = balance(minibatch, args)  # equal work for all processes
+        # What the loss needs from the whole mini-batch, on all processes:
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
+        minibatch = balance(minibatch, args)  # equal work for all processes
+
         clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         num_clipped += clipped
         grad_norms.append(grad_norm)
@@ -620,7 +634,7 @@ def main():
         batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         clock.lap("logprob")
 
-        # Update the policy, and copy the new weights to vLLM.
+        # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
         run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after

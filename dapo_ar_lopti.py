@@ -9,7 +9,7 @@ rewards, then come
                          again on the other tokens: with 2 updates a step, low, low, high, high
 
 What differs from dapo.py is, line by line, what makes grpo_ar_lopti.py of grpo.py: --alpha, --eta,
---lopti_stages; ar_weight and its line in main; in_stage and the stages in update. `--alpha 0 --eta
+--lopti_stages; ar_weight in compute_advantages; in_stage and the stages in update. `--alpha 0 --eta
 0` is dapo.py to the last bit.
 
 Where this file deviates, and why:
@@ -72,6 +72,7 @@ class Args(settings.RunArgs):
     responses_per_prompt: GroupSize = 8  # G, the group size: responses to each prompt
     max_response_tokens: PositiveInt = 4096  # longer responses are truncated
     overlong_buffer: NonNegativeInt | None = None  # B; None: a fifth of the limit; 0: no shaping
+    mask_truncated: bool = False  # leave truncated responses out of the loss
     max_refills: NonNegativeInt = 10  # times that a step samples more prompts, at most
     temperature: Temperature = 0.7  # π is softmax(logits / temperature), in sampling and loss
 
@@ -95,13 +96,13 @@ class Args(settings.RunArgs):
 
     def check(self):
         """ValueError, saying what would be right, if two settings do not fit each other."""
-        if (self.lopti_stages, self.eta) in (("low", 0), ("high", 1)):
-            raise ValueError(f"--lopti_stages {self.lopti_stages} has no token at --eta {self.eta}")
         buffer = self.overlong_buffer or 0
         if buffer > self.max_response_tokens:
             raise ValueError(
                 f"--overlong_buffer is {buffer}; it must be at most --max_response_tokens"
             )
+        if (self.lopti_stages, self.eta) in (("low", 0), ("high", 1)):
+            raise ValueError(f"--lopti_stages {self.lopti_stages} has no token at --eta {self.eta}")
 
 
 # What the papers set differently for other tasks: runtime/papers.py. For mathematics, AR-Lopti uses
@@ -112,6 +113,7 @@ TASKS = papers.TASKS | {"math": papers.TASKS["math"] | {"alpha": 0.1, "eta": 0.0
 flags.check(Args, TASKS)
 
 import math
+from itertools import product
 from statistics import fmean
 
 import torch
@@ -365,6 +367,8 @@ def dynamic_sampling(llm, task, train, num_used, step, clock, args):
             s["penalty"] = overlong_penalty(length, args)
         clock.lap("score")
         batch["scores"] = [with_part(s, "overlong_penalty", s["penalty"]) for s in new_scores]
+        if args.mask_truncated:  # overlong filtering
+            batch["mask"] &= torch.tensor([[r.finish_reason != "length"] for r in new_responses])
         mixed += gather_groups(batch, is_mixed(new_scores, args))
         responses += new_responses
         problems += new_problems
@@ -462,7 +466,10 @@ def policy_loss(logp, batch, divisor, args):
     too_high = (advantages > 0) & (ratio > high)
     too_low = (advantages < 0) & (ratio < low)
     clipped = (too_high | too_low) & mask
+
+    # To minimise the loss is to maximise J.
     loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
+    # The sums of all micro-batches add up.
     return loss[mask].sum() / divisor, clipped.sum()
 
 
@@ -510,16 +517,19 @@ def update(policy, optimizer, batch, step, args):
     """
     num_clipped = 0
     grad_norms = []  # one per update
-    for stage in args.lopti_stages.split(","):
-        for minibatch in minibatches(batch, args.updates_per_step):
-            minibatch = balance(minibatch, args)  # equal work for all processes
-            divisor = all_reduce(minibatch["mask"].sum())  # of both stages, on all processes
-            minibatch["mask"] = in_stage(stage, minibatch, args.eta)  # the batch keeps its mask
-            if all_reduce(minibatch["mask"].sum()) == 0:
-                continue  # no optimizer step
-            clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
-            num_clipped += clipped
-            grad_norms.append(grad_norm)
+    stages = args.lopti_stages.split(",")
+    for stage, minibatch in product(stages, minibatches(batch, args.updates_per_step)):
+        # What the loss needs from the whole mini-batch, on all processes:
+        divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
+        minibatch = balance(minibatch, args)  # equal work for all processes
+        # Of this stage; the divisor is of both. The batch keeps its mask.
+        minibatch = {**minibatch, "mask": in_stage(stage, minibatch, args.eta)}
+        if all_reduce(minibatch["mask"].sum()) == 0:
+            continue  # no optimizer step
+
+        clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
+        num_clipped += clipped
+        grad_norms.append(grad_norm)
     return {
         "clip_rate": measure.token_rate(num_clipped, batch["mask"]),
         "low_rate": measure.token_rate(in_stage("low", batch, args.eta).sum(), batch["mask"]),
@@ -630,7 +640,7 @@ def main():
         batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         clock.lap("logprob")
 
-        # Update the policy, and copy the new weights to vLLM.
+        # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
         run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after

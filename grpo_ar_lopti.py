@@ -12,7 +12,7 @@ AR acts after the normalisation in the group. In a stage of Lopti, the advantage
 the other tokens are zero. Both stages divide by all response tokens, so at fixed weights their
 losses add up to grpo.py's loss. Both use the same π_old, and AdamW's state is kept between them.
 
-What differs from grpo.py: --alpha, --eta, --lopti_stages; ar_weight and its line in main; in_stage
+What differs from grpo.py: --alpha, --eta, --lopti_stages; ar_weight in compute_advantages; in_stage
 and the stages in update. `--alpha 0 --eta 0` is grpo.py to the last bit. On mathematics use one of
 the two, not both (Appendix C.3): the default there is AR with α 0.1; Lopti alone is `--alpha 0
 --eta 0.5`. Ablations: `--lopti_stages high,low` is fig. 6b; `low` or `high` alone is fig. 6a.
@@ -116,6 +116,7 @@ TASKS = papers.TASKS | {"math": papers.TASKS["math"] | {"alpha": 0.1, "eta": 0.0
 flags.check(Args, TASKS)
 
 import math
+from itertools import product
 from statistics import fmean
 
 import torch
@@ -403,7 +404,10 @@ def policy_loss(logp, batch, divisor, args):
     too_high = (advantages > 0) & (ratio > high)
     too_low = (advantages < 0) & (ratio < low)
     clipped = (too_high | too_low) & mask
+
+    # To minimise the loss is to maximise J.
     loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
+    # The sums of all micro-batches add up.
     return loss[mask].sum() / divisor, clipped.sum()
 
 
@@ -446,16 +450,19 @@ def update(policy, optimizer, batch, step, args):
     """
     num_clipped = 0
     grad_norms = []  # one per update
-    for stage in args.lopti_stages.split(","):
-        for minibatch in minibatches(batch, args.updates_per_step):
-            minibatch = balance(minibatch, args)  # equal work for all processes
-            divisor = all_reduce(minibatch["mask"].sum())  # of both stages, on all processes
-            minibatch["mask"] = in_stage(stage, minibatch, args.eta)  # the batch keeps its mask
-            if all_reduce(minibatch["mask"].sum()) == 0:
-                continue  # no optimizer step
-            clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
-            num_clipped += clipped
-            grad_norms.append(grad_norm)
+    stages = args.lopti_stages.split(",")
+    for stage, minibatch in product(stages, minibatches(batch, args.updates_per_step)):
+        # What the loss needs from the whole mini-batch, on all processes:
+        divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
+        minibatch = balance(minibatch, args)  # equal work for all processes
+        # Of this stage; the divisor is of both. The batch keeps its mask.
+        minibatch = {**minibatch, "mask": in_stage(stage, minibatch, args.eta)}
+        if all_reduce(minibatch["mask"].sum()) == 0:
+            continue  # no optimizer step
+
+        clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
+        num_clipped += clipped
+        grad_norms.append(grad_norm)
     return {
         "clip_rate": measure.token_rate(num_clipped, batch["mask"]),
         "low_rate": measure.token_rate(in_stage("low", batch, args.eta).sum(), batch["mask"]),
@@ -572,7 +579,7 @@ def main():
         batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         clock.lap("logprob")
 
-        # Update the policy, and copy the new weights to vLLM.
+        # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
         run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after

@@ -118,7 +118,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from rewards import score
+from rewards import find_task, score
 from runtime import (
     checkpoints,
     eight_bits,
@@ -254,7 +254,12 @@ def load_sampler(args):
         )
 
 
-def generate(llm, problems, when, args, **sampling_params):
+def generate(llm, problems, when, args, n, **sampling_params):
+    """Hold n conversations about each problem, in order."""
+    return converse(llm, find_task(args.task), problems, when, args, n, **sampling_params)
+
+
+def generate_turn(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
     when: the step, or "test" in an evaluation. --seed, `when` and the problem make the seed of a
@@ -325,7 +330,7 @@ class Conversation:
         self.logp += [0.0] * len(ids)
 
     def to_go_on(self):
-        """What generate needs for the next turn. The prompt is all tokens so far, as they are."""
+        """What the next turn needs. The prompt is all tokens so far, as they are."""
         return {
             "prompt_ids": self.problem["prompt_ids"] + self.ids,
             "num_used": len(self.ids),
@@ -348,7 +353,7 @@ def converse(llm, task, problems, when, args, n, **sampling_params):
     sampling_params["logprobs"] = 0  # log-probabilities of the sampled tokens alone
     sampling_params["flat_logprobs"] = True  # as a plain list of numbers, which is fast
     asked = [{**problem, "num_used": 0} for problem in problems]
-    turns = generate(llm, asked, when, args, n=n, **sampling_params)
+    turns = generate_turn(llm, asked, when, args, n=n, **sampling_params)
     going_on = conversations
     while going_on:
         for conversation, turn in zip(going_on, turns):
@@ -357,7 +362,7 @@ def converse(llm, task, problems, when, args, n, **sampling_params):
         if going_on:
             asked = [conversation.to_go_on() for conversation in going_on]
             occasion = f"{when}, turn {len(going_on[0].turns) + 1}"
-            turns = generate(llm, asked, occasion, args, **sampling_params)
+            turns = generate_turn(llm, asked, occasion, args, **sampling_params)
     return conversations
 
 
@@ -383,22 +388,22 @@ def add_replies(conversations, task, tokenizer, args):
     return going_on
 
 
-def sample(llm, task, problems, step, args):
-    """The current policy's conversations: as tensors (see to_batch), and as objects.
+def sample(llm, problems, step, args):
+    """Sample responses from the current policy. Returns tensors (see to_batch) and vLLM's outputs.
 
-    problems: the problem of each conversation to come, so that each problem is there G times in a
-    row.
+    problems: one per response, so each problem is repeated G times in a row.
     """
-    conversations = converse(
+    responses = generate(
         llm,
-        task,
         problems[:: args.responses_per_prompt],  # each problem once; n asks for G responses
         step,
         args,
         n=args.responses_per_prompt,
         temperature=args.temperature,
+        logprobs=0,  # log-probabilities of the sampled tokens only
+        flat_logprobs=True,  # fast: response.logprobs.logprobs is a plain list of numbers
     )
-    return to_batch(problems, conversations), conversations
+    return to_batch(problems, responses), responses
 
 
 def to_batch(problems, conversations):
@@ -490,7 +495,10 @@ def policy_loss(logp, batch, divisor, args):
     too_high = (advantages > 0) & (ratio > high)
     too_low = (advantages < 0) & (ratio < low)
     clipped = (too_high | too_low) & mask
+
+    # To minimise the loss is to maximise J.
     loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
+    # The sums of all micro-batches add up.
     return loss[mask].sum() / divisor, clipped.sum()
 
 
@@ -523,8 +531,10 @@ def update(policy, optimizer, batch, step, args):
     num_clipped = 0
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
-        minibatch = balance(minibatch, args)  # equal work for all processes
+        # What the loss needs from the whole mini-batch, on all processes:
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
+        minibatch = balance(minibatch, args)  # equal work for all processes
+
         clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         num_clipped += clipped
         grad_norms.append(grad_norm)
@@ -575,7 +585,7 @@ def evaluate(llm, task, problems, step, run, args):
     """
     mine = own_part(problems)  # this process's problems; no other process has them
     k = args.eval_samples
-    responses = converse(llm, task, mine, "test", args, n=k, temperature=args.eval_temperature)
+    responses = generate(llm, mine, "test", args, n=k, temperature=args.eval_temperature)
     asked = []  # one problem per response
     for problem in mine:
         asked += [problem] * k
@@ -625,7 +635,7 @@ def main():
         # Take this process's problems, each repeated G times in a row. Every epoch is shuffled
         # anew; leftover problems that do not fill a step are dropped.
         problems, num_used = next_problems(train, num_used, args)
-        batch, responses = sample(llm, task, problems, step, args)
+        batch, responses = sample(llm, problems, step, args)
         clock.lap("sample")
         engine.sleep(llm)  # frees GPU memory for training; sync_weights wakes it up
 
@@ -643,7 +653,7 @@ def main():
         batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         clock.lap("logprob")
 
-        # Update the policy, and copy the new weights to vLLM.
+        # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
         run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after

@@ -25,9 +25,9 @@ together, and tokens that have left it are lost. tis and icepop decouple the two
 2025, arXiv 2505.24298): w carries the way from π_sampler to π_old and has no gradient; ρ and the
 clip are about this step's updates alone. They differ in what they do with a w that is too large:
 tis bounds it, icepop leaves the token out. AReaL's release leaves out large ones alone, which is
---correction icepop --correction_min 0 --correction_max 5. --mask sequence as in grpo_tis.py.
+--correction icepop --correction_min 0 --correction_max 5. --mask is as in grpo_tis.py.
 
-What differs from grpo_tis.py: --lag; none and ppo, in sampler_correction and policy_loss;
+What differs from grpo_tis.py: --lag; ppo, in sampler_correction and policy_loss;
 snapshot; sync_weights takes a snapshot; main keeps the last k + 1 of them. The metric lag is the
 age of a step's responses, in steps. It is 0 in the first step and grows to k. sampler_gap, the mean
 |log π_old − log π_sampler|, grows with it. Evaluations are of the newest weights. With --lag 0 this
@@ -82,8 +82,10 @@ class Args(settings.RunArgs):
     correction_max: PositiveFloat = 2.0  # C, the largest weight
     correction_min: NonNegativeFloat = 0.5  # C_min, the least weight; of icepop alone
     lag: NonNegativeInt = 1  # k: the sampler has the weights of so many steps ago
-    mask: Literal["none", "sequence"] = "none"  # sequence: leave out bad responses that are stale
-    mask_delta: NonNegativeFloat = 0.5  # δ: nats a token that it has become less probable
+    mask: Literal["none", "sequence", "geometric"] = "none"  # which responses to leave out
+    mask_delta: NonNegativeFloat = 0.5  # sequence: δ, nats a token that it has become less probable
+    mask_low: PositiveFloat = 0.999  # geometric: least mean ratio of trainer to sampler
+    mask_high: PositiveFloat = 1.001  # geometric: largest mean ratio
     kl_coef: NonNegativeFloat = 0.001  # β, the weight of the KL term; 0 loads no reference model
     updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
 
@@ -122,6 +124,10 @@ class Args(settings.RunArgs):
             raise ValueError(
                 f"--correction_min is {self.correction_min}; it must be at most "
                 f"--correction_max, {self.correction_max}"
+            )
+        if self.mask == "geometric" and self.mask_low > self.mask_high:
+            raise ValueError(
+                f"--mask_low is {self.mask_low}; it must be at most --mask_high, {self.mask_high}"
             )
 
 
@@ -418,16 +424,21 @@ def sampler_correction(batch, args):
 
 
 def left_out(logp, batch, args):
-    """Which tokens are of a response that --mask sequence leaves out (eq. 9 of V3.2), [N, T].
+    """Which tokens are of a response that --mask leaves out, [N, T].
 
     logp [N, T]: under the policy that is updated; no gradient is taken through it. The batch's
-    sampler_logp, advantages and mask are [N, T].
+    old_logp, sampler_logp, advantages and mask are [N, T].
     """
     mask = batch["mask"]
     if args.mask == "none":
         return torch.zeros_like(mask)
+    length = mask.sum(1, keepdim=True).clamp(min=1)  # [N, 1]
+    if args.mask == "geometric":
+        log_ratio = (batch["old_logp"] - batch["sampler_logp"]).masked_fill(~mask, 0)  # [N, T]
+        mean_ratio = (log_ratio.sum(1, keepdim=True) / length).exp()  # geometric mean, [N, 1]
+        return mask & ((mean_ratio < args.mask_low) | (mean_ratio > args.mask_high))
     fallen = (batch["sampler_logp"] - logp.detach()).masked_fill(~mask, 0)  # [N, T], in nats
-    mean_fallen = fallen.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)  # [N, 1]
+    mean_fallen = fallen.sum(1, keepdim=True) / length
     return mask & (batch["advantages"] < 0) & (mean_fallen > args.mask_delta)
 
 
@@ -438,22 +449,26 @@ def policy_loss(logp, batch, divisor, args):
     mask are [N, T] too. divisor: Σ|o_i| of J, the response tokens of the whole mini-batch on all
     processes, so that the losses of its micro-batches add up to −J.
     """
+    if args.correction == "ppo":  # the sampler is the policy before the update
+        batch = {**batch, "old_logp": batch["sampler_logp"]}
     advantages = batch["advantages"]
     mask = batch["mask"]
     low = 1 - args.clip_low
     high = 1 + args.clip_high
     # The clamp changes only log-ratios beyond ±20, so that exp does not overflow.
-    before = batch["sampler_logp"] if args.correction == "ppo" else batch["old_logp"]
-    ratio = (logp - before).clamp(-20, 20).exp()  # ρ
+    ratio = (logp - batch["old_logp"]).clamp(-20, 20).exp()  # ρ
     surrogate = torch.min(ratio * advantages, ratio.clamp(low, high) * advantages)
     # Count the clipped tokens: min gives their surrogate no gradient, since they have moved far
     # enough in the direction of A.
     too_high = (advantages > 0) & (ratio > high)
     too_low = (advantages < 0) & (ratio < low)
     clipped = (too_high | too_low) & mask
+
     weight, _ = sampler_correction(batch, args)
-    weight = weight.masked_fill(left_out(logp, batch, args), 0)
-    loss = args.kl_coef * k3(logp, batch["ref_logp"]) - weight * surrogate  # [N, T]
+    surrogate = weight.masked_fill(left_out(logp, batch, args), 0) * surrogate
+    # To minimise the loss is to maximise J.
+    loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
+    # The sums of all micro-batches add up.
     return loss[mask].sum() / divisor, clipped.sum()
 
 
@@ -487,8 +502,10 @@ def update(policy, optimizer, batch, step, args):
     num_left_out = 0
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
-        minibatch = balance(minibatch, args)  # equal work for all processes
+        # What the loss needs from the whole mini-batch, on all processes:
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
+        minibatch = balance(minibatch, args)  # equal work for all processes
+
         clipped, stale, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         num_clipped += clipped
         num_left_out += stale
@@ -575,14 +592,14 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
+    # End the run if policy, transformers and vLLM compute different models.
+    same_model.check(policy, llm, sync_policy, train[0], args)
     # The newest --lag + 1 snapshots, oldest first: versions[0] samples the next step, versions[-1]
     # holds the policy's own weights. In the first steps there are fewer. They belong to the policy,
     # so that a checkpoint of the policy has them, too.
     versions = deque(checkpoints.load_versions(args.resume), maxlen=args.lag + 1)
     versions.append(snapshot(policy, args))
     policy.versions = versions
-    # End the run if policy, transformers and vLLM compute different models.
-    same_model.check(policy, llm, sync_policy, train[0], args)
     sync_weights(versions[0], llm)  # after a resume, vLLM still has the initial weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
@@ -617,7 +634,7 @@ def main():
         batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         clock.lap("logprob")
 
-        # Update the policy, and copy the weights of --lag steps ago to vLLM.
+        # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
         run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after

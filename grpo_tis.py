@@ -10,6 +10,7 @@ Efficient RL Framework Secretly Brings You Off-Policy RL Training* (Yao et al. 2
 
     w = min(π_old/π_sampler, C)                            --correction tis, the default
     w = π_old/π_sampler if that is in [C_min, C], else 0   --correction icepop
+    w = 1                                                  --correction none
 
 with ρ, A and k3 as in grpo.py. π_sampler(o_it) is the probability that vLLM reported when it
 sampled the token; π_old(o_it) is the trainer's, before the step's updates. w is a constant without
@@ -28,8 +29,16 @@ sample it any more, so there is little to learn from it. The sum is signed: toke
 probable make up for others. Good responses are never left out. The divisor still counts the tokens
 left out, and their KL term stays.
 
+--mask geometric leaves out a response, good or bad, on which sampler and trainer disagree as a
+whole (*Trust Region Masking*, arXiv 2512.23075): w is 0 for all its tokens unless
+
+    low ≤ exp(1/|o_i| · Σ_t log(π_old(o_it) / π_sampler(o_it))) ≤ high      --mask_low, --mask_high
+
+This is the geometric mean of the tokens' ratios, so that long responses are not left out for being
+long. verl has this mask. TRL bounds the product of the ratios, not their mean.
+
 What differs from grpo.py: --correction, --correction_max and --correction_min; sampler_correction,
-which policy_loss multiplies in; --mask and --mask_delta; left_out; three metrics. correction_mean
+which policy_loss multiplies in; --mask and its bounds; left_out; three metrics. correction_mean
 is the mean w over a step's tokens before the updates, without --mask: 1 if the two agree.
 correction_cut is the share of tokens whose π_old/π_sampler is out of bounds. mask_rate is the share
 of tokens in responses left out, over all updates. How far the two differ is sampler_gap, in every
@@ -43,7 +52,8 @@ Where this file deviates from its sources, and why:
   own bounds are 0.5 and 5; here they are C_min 0.5 and C.
 - DeepSeek-V3.2 does not give δ. 0.5 is what TRL suggests. slime and miles have 1e-4, with the
   trainer's π_old, recomputed after sampling, in place of π_sampler. The paper's mask comes without
-  w; here both act.
+  w; here both act, and --correction none leaves the mask alone. --mask_low and --mask_high are
+  verl's bounds.
 - All deviations of grpo.py.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 grpo_tis.py` for four):
@@ -83,11 +93,13 @@ class Args(settings.RunArgs):
     # ---- objective
     clip_low: Fraction = 0.2  # ε_low: the clip range of ρ begins at 1 − ε_low
     clip_high: NonNegativeFloat = 0.24  # ε_high: the clip range ends at 1 + ε_high
-    correction: Literal["tis", "icepop"] = "tis"  # for the sampler: bound the weight, or leave out
+    correction: Literal["none", "tis", "icepop"] = "tis"  # bound the weight, or leave tokens out
     correction_max: PositiveFloat = 2.0  # C, the largest weight
     correction_min: NonNegativeFloat = 0.5  # C_min, the least weight; of icepop alone
-    mask: Literal["none", "sequence"] = "none"  # sequence: leave out bad responses that are stale
-    mask_delta: NonNegativeFloat = 0.5  # δ: nats a token that it has become less probable
+    mask: Literal["none", "sequence", "geometric"] = "none"  # which responses to leave out
+    mask_delta: NonNegativeFloat = 0.5  # sequence: δ, nats a token that it has become less probable
+    mask_low: PositiveFloat = 0.999  # geometric: least mean ratio of trainer to sampler
+    mask_high: PositiveFloat = 1.001  # geometric: largest mean ratio
     kl_coef: NonNegativeFloat = 0.001  # β, the weight of the KL term; 0 loads no reference model
     updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
 
@@ -126,6 +138,10 @@ class Args(settings.RunArgs):
             raise ValueError(
                 f"--correction_min is {self.correction_min}; it must be at most "
                 f"--correction_max, {self.correction_max}"
+            )
+        if self.mask == "geometric" and self.mask_low > self.mask_high:
+            raise ValueError(
+                f"--mask_low is {self.mask_low}; it must be at most --mask_high, {self.mask_high}"
             )
 
 
@@ -402,6 +418,8 @@ def sampler_correction(batch, args):
     """
     weight = (batch["old_logp"] - batch["sampler_logp"]).clamp(-20, 20).exp()
     cut = weight > args.correction_max
+    if args.correction == "none":
+        return torch.ones_like(weight), cut
     if args.correction == "tis":
         return weight.clamp(max=args.correction_max), cut
     cut = cut | (weight < args.correction_min)
@@ -409,16 +427,21 @@ def sampler_correction(batch, args):
 
 
 def left_out(logp, batch, args):
-    """Which tokens are of a response that --mask sequence leaves out (eq. 9 of V3.2), [N, T].
+    """Which tokens are of a response that --mask leaves out, [N, T].
 
     logp [N, T]: under the policy that is updated; no gradient is taken through it. The batch's
-    sampler_logp, advantages and mask are [N, T].
+    old_logp, sampler_logp, advantages and mask are [N, T].
     """
     mask = batch["mask"]
     if args.mask == "none":
         return torch.zeros_like(mask)
+    length = mask.sum(1, keepdim=True).clamp(min=1)  # [N, 1]
+    if args.mask == "geometric":
+        log_ratio = (batch["old_logp"] - batch["sampler_logp"]).masked_fill(~mask, 0)  # [N, T]
+        mean_ratio = (log_ratio.sum(1, keepdim=True) / length).exp()  # geometric mean, [N, 1]
+        return mask & ((mean_ratio < args.mask_low) | (mean_ratio > args.mask_high))
     fallen = (batch["sampler_logp"] - logp.detach()).masked_fill(~mask, 0)  # [N, T], in nats
-    mean_fallen = fallen.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)  # [N, 1]
+    mean_fallen = fallen.sum(1, keepdim=True) / length
     return mask & (batch["advantages"] < 0) & (mean_fallen > args.mask_delta)
 
 
@@ -441,9 +464,12 @@ def policy_loss(logp, batch, divisor, args):
     too_high = (advantages > 0) & (ratio > high)
     too_low = (advantages < 0) & (ratio < low)
     clipped = (too_high | too_low) & mask
+
     weight, _ = sampler_correction(batch, args)
-    weight = weight.masked_fill(left_out(logp, batch, args), 0)
-    loss = args.kl_coef * k3(logp, batch["ref_logp"]) - weight * surrogate  # [N, T]
+    surrogate = weight.masked_fill(left_out(logp, batch, args), 0) * surrogate
+    # To minimise the loss is to maximise J.
+    loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
+    # The sums of all micro-batches add up.
     return loss[mask].sum() / divisor, clipped.sum()
 
 
@@ -477,8 +503,10 @@ def update(policy, optimizer, batch, step, args):
     num_left_out = 0
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
-        minibatch = balance(minibatch, args)  # equal work for all processes
+        # What the loss needs from the whole mini-batch, on all processes:
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
+        minibatch = balance(minibatch, args)  # equal work for all processes
+
         clipped, stale, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         num_clipped += clipped
         num_left_out += stale
@@ -601,7 +629,7 @@ def main():
         batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         clock.lap("logprob")
 
-        # Update the policy, and copy the new weights to vLLM.
+        # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
         run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after

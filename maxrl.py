@@ -25,7 +25,7 @@ write A_i as r_i/mean − 1. The first part gives the mean of ∇log π over the
 a baseline. It would change no expectation, but groups that are all wrong do not have it. That
 removes the last term of ∇J_G. With G = 2 this is REINFORCE.
 
-What differs from reinforce.py: compute_advantages; in main, the reward.
+What differs from reinforce.py: compute_advantages, with its own reward.
 
 Where this file deviates from the paper's release (tajwarfahim/maxrl, a fork of verl), and why:
 - Reward. p is a probability, so r is 0 or 1. A K&K reward is −3 to 3, and a part of it is for the
@@ -393,8 +393,10 @@ def update(policy, optimizer, batch, step, args):
     batch["old_logp"], batch["entropy"] = log_probs(policy, passes.idle_tokens(batch, args), args)
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
-        minibatch = balance(minibatch, args)  # equal work for all processes
+        # What the loss needs from the whole mini-batch, on all processes:
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
+        minibatch = balance(minibatch, args)  # equal work for all processes
+
         grad_norms.append(update_once(policy, optimizer, minibatch, divisor, step, args))
     return measure.of_updates(grad_norms, args)
 
@@ -496,7 +498,7 @@ def main():
         scores = score(task, responses, problems)
         clock.lap("score")
 
-        # Update the policy, and copy the new weights to vLLM.
+        # Update the policy, and pass its weights on to vLLM.
         batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         # For a metric: the fraction of weights that the update changes, in --dtype.
         weights_before = measure.some_weights(policy, args.dtype)

@@ -268,8 +268,8 @@ def update(policy, optimizer, batch, step, args):
     losses = []  # one for each update
     grad_norms = []
     for minibatch in minibatches(batch, args.updates_per_step):
-        minibatch = balance(minibatch, args)  # equal work for all processes
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
+        minibatch = balance(minibatch, args)  # equal work for all processes
         loss, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         losses.append(loss)
         grad_norms.append(grad_norm)

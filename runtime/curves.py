@@ -23,6 +23,7 @@ TITLES = {
 }
 PANELS = """eval/loss loss eval/accuracy reward turns response_tokens entropy kl clip_rate
     grad_norm""".split()
+FEWEST = 5  # points of a curve in the terminal: fewer are read faster in the lines above it
 GLYPHS = ("hd", "o", "x", "+")  # for curves in the terminal; hd: four dots per character
 MOST_PANELS = 6
 WIDTH = 12.3  # inches; a figure as wide as its page
@@ -108,13 +109,16 @@ def save(figure, paths):
 
 
 def in_terminal(rows, width=100, colours=True):
-    """Plot the reward and the test accuracy, or the losses, of one run over its steps, as text."""
+    """Plot the reward and the test accuracy, or the losses, of one run over its steps, as text.
+
+    Curves with less than FEWEST points are left out; "" if there is no other.
+    """
     import plotext
     from matplotlib.ticker import MaxNLocator
 
     plots = []
     for key in ("reward", "eval/accuracy", "loss", "eval/loss"):
-        if not points(rows, key)[0]:
+        if len(points(rows, key)[0]) < FEWEST:
             continue
         plotext.clear_figure()
         keys = with_categories(rows, key)

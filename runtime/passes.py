@@ -224,10 +224,12 @@ def in_chunks(function, states, targets, *options):
     """Compute function(states, targets, *options) for HEAD_CHUNK tokens at a time.
 
     states [num_tokens, D], targets [num_tokens]; function returns several tensors [num_tokens]. Its
-    intermediate tensors (the logits) exist for one chunk at a time. The backward pass recomputes
-    them instead of keeping them.
+    intermediate tensors (the logits) exist for one chunk at a time. The backward pass begins with
+    the last chunk, so its tensors are kept; those of the other chunks are computed again.
     """
+    chunks = list(zip(states.split(HEAD_CHUNK), targets.split(HEAD_CHUNK)))
     results = []
-    for chunk in zip(states.split(HEAD_CHUNK), targets.split(HEAD_CHUNK)):
+    for chunk in chunks[:-1]:
         results.append(checkpoint(function, *chunk, *options, use_reentrant=False))
+    results.append(function(*chunks[-1], *options))
     return [torch.cat(parts) for parts in zip(*results)]

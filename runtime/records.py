@@ -324,12 +324,12 @@ class Records:
             sys.exit(1)
 
     def show_results(self, step):
-        """Show curves, one problem before and after, memory, and how to resume."""
+        """Show curves, one problem before and after, memory, how to resume, what to look at."""
         self.plot()
         rows = curves.read_rows(self.folder / "metrics.jsonl")
         colours = self.console.is_terminal and not self.console.no_color
-        print(curves.in_terminal(rows, self.console.width, colours=colours))
-
+        if plots := curves.in_terminal(rows, self.console.width, colours=colours):
+            print(plots)
         comparison = before_after.view(curves.read_rows(self.folder / "test_samples.jsonl"))
         if comparison:
             text, table = comparison
@@ -341,7 +341,8 @@ class Records:
         print(f"peak memory {used:.1f} GiB; estimated before the run: {estimated:.1f}")
         self.tensorboard.close()
         text = self.last_line(step)
-        print(text)
+        test = f"python evaluate.py {self.folder}; " if folders.complete(self.folder) else ""
+        print(f"{text}\nnext: {self.folder}/curves.png; {test}make watch")
         files.write(self.folder / "ended.txt", f"{text}\n")
         if self.args.track:
             sys.modules["wandb"].finish()

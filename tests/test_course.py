@@ -109,6 +109,7 @@ def test_the_command(words, code, word, capsys):
         check.main(check.tyro.cli(check.Args, args=words.split(), use_underscores=True))
     shown = capsys.readouterr().out
     assert stop.value.code == code and shown.count(word) == (2 if word else 1), shown
+    assert ("write the functions in course/exercises/lesson_1.py" in shown) == (words == "1")
 
 
 FILES = [

@@ -79,6 +79,23 @@ def test_the_penalty_is_added_to_the_reward_and_decides_on_no_group():
     assert kept_of([1, 1, 1, 1, 0, 0], [4, 6, 8, 8, 4, 5]) == [([3, 4, 5], [0, 0, -0.25])]
 
 
+def test_truncated_responses_leave_the_loss_and_not_the_group(monkeypatch):
+    """Their tokens are no longer in the mask; rewards and penalties stay. By default all tokens are in the mask."""
+    mask = torch.arange(9) < torch.tensor([[4], [9], [9], [5]])
+    responses = [answer(finish_reason=reason) for reason in ("stop", "length", "length", "stop")]
+    scores = [{"reward": reward} for reward in (1.0, 0.0, 1.0, 0.0)]
+    monkeypatch.setattr(dapo, "next_problems", lambda train, num_used, args: ([{}] * 4, 2))
+    monkeypatch.setattr(dapo, "sample", lambda *_: ({"ids": mask.long(), "mask": mask.clone()}, responses))
+    monkeypatch.setattr(dapo, "score", lambda *_: scores)
+    shape = {"prompts_per_step": 2, "responses_per_prompt": 2, "updates_per_step": 1, "max_refills": 0}
+    kept = {}
+    for flag in (False, True):
+        args = dapo.Args(**shape, max_response_tokens=9, overlong_buffer=4, mask_truncated=flag)
+        kept[flag], *_ = dapo.dynamic_sampling(None, None, [], 0, 1, clock.Clock(), args)
+    assert kept[False]["mask"].sum(1).tolist() == [4, 9, 9, 5] and kept[True]["mask"].sum(1).tolist() == [4, 0, 0, 5]
+    assert kept[False]["rewards"].tolist() == kept[True]["rewards"].tolist() == [[1], [-1], [0], [0]]
+
+
 @pytest.mark.parametrize(("mixed", "kept"), [({0, 1, 3, 4}, [0, 1, 3]), ({0, 1, 4}, [0, 1, 4])])
 def test_each_refill_has_seeds_of_its_own_and_enough_groups_end_it(mixed, kept, monkeypatch):
     """Three prompts a round: after the second one there are one group too many, and exactly enough."""

@@ -48,6 +48,7 @@ CASES = {
     "cispo": {"clip_low": 0.05, "clip_high": 0.03},
     "sapo": {"tau_positive": 5.0, "tau_negative": 7.0},
     "grpo_tis": {"correction_max": 1.1, "mask": "sequence", "mask_delta": 0.0},
+    "grpo_tis geometric": {"mask": "geometric"},
     # With gradient_checkpointing, two processes swap rows (dealing.balance).
     "grpo balanced": {"gradient_checkpointing": True},
     "reinforce balanced": {"gradient_checkpointing": True},
@@ -110,6 +111,7 @@ TURNED_OFF = {
     "grpo_ar_lopti": ({"alpha": 0.0, "eta": 0.0}, {}, {"low_rate": 0}),
     "grpo_tis tis": ({"correction": "tis"}, {}, {"mask_rate": 0}),
     "grpo_tis icepop": ({"correction": "icepop"}, {}, {"mask_rate": 0}),
+    "grpo_tis geometric": ({"mask": "geometric", "mask_low": 1.0, "mask_high": 1.0}, {}, {"mask_rate": 0}),
     "entropy_top": ({"entropy_top": 1.0}, {}, {"top_rate": 1}),
     "archer": ({"entropy_quantile": 1.0}, {"clip_high": 0.2}, {"reasoning_rate": 0}),
 }

@@ -53,7 +53,7 @@ def generate(prompts, params, **more):
     return outputs
 
 llm.generate = generate
-batch, conversations = trainer.sample(llm, task, problems, 1, args)
+batch, conversations = trainer.sample(llm, problems, 1, args)
 policy = trainer.load_policy(args, trained=False)
 logp, _ = trainer.log_probs(policy, batch, args)
 kept = [{{name: getattr(c, name) for name in ("ids", "is_own", "logp", "turns", "replies", "finish_reason")}}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import io
 import json
 import math
 import os
@@ -24,6 +25,8 @@ from runtime import (
     checkpoints,
     checks,
     clock,
+    curves,
+    engine,
     flags,
     header,
     machine,
@@ -165,15 +168,20 @@ def defaults_of(script, *argv):
     return flags.read(list(argv), trainer.Args, trainer.TASKS)
 
 
-@pytest.mark.parametrize("argv", [[], ["--run_dir", "runs/mine"]])
+@pytest.mark.parametrize("argv", [[], ["--run_dir", "runs/mine"], ["--task", "guess", "--run_dir=runs/mine"]])
 def test_the_header_names_the_command_line_only_for_flags_that_were_given(argv, monkeypatch, capsys):
+    """Nor does it name a paper that the task does not have, and no group of settings is an empty row."""
     args, layers = defaults_of("grpo", *argv)
     args.steps, args.run_dir = 3, "runs/mine"  # as choose_folder sets it
     sizes = dict.fromkeys(("parameters", "estimated_memory_gb", "memory_gb", "training_problems", "test_problems"), 1)
     monkeypatch.setattr(sys, "argv", ["grpo.py", *argv])
     header.show(args, sizes, layers)
-    row = next(line for line in capsys.readouterr().out.splitlines() if "runs/mine" in line)
+    lines = capsys.readouterr().out.splitlines()
+    row = next(line for line in lines if "runs/mine" in line)
     assert row.endswith("command line") == bool(argv)
+    assert ("in the paper" in lines[1]) == ("guess" not in argv) and not [
+        line for line in lines if line.split() == ["machine"]
+    ]
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])
@@ -414,6 +422,7 @@ def test_records_of_a_run_and_of_its_resumption(tmp_path, capsys, monkeypatch):
     assert len(heading_line(STEP)) <= 80
     assert text.count(heading_line(STEP)) == text.count("warning: sampler_gap is 0.200 nats") == 1
     assert f"stopped by SIGTERM after step 3: {run_dir}" in text and f"--resume {run_dir}" in text
+    assert text.endswith(f"\nnext: {run_dir}/curves.png; python evaluate.py {run_dir}; make watch\n")
     assert json.loads((run_dir / "args.json").read_text())["lr"] == 1e-6
     about = json.loads((run_dir / "run.json").read_text())
     assert about["sizes"] == SIZES and about["versions"]["torch"] == torch.__version__
@@ -432,6 +441,24 @@ def test_records_of_a_run_and_of_its_resumption(tmp_path, capsys, monkeypatch):
     steps = [[line["step"] for line in read_lines(run_dir / f"{name}.jsonl")] for name in names]
     assert steps == [[0, 1, 2], [1] * 4 + [2] * 4, [0] * 20 + [1] * 20 + [2] * 20]
     assert read_lines(run_dir / "test_samples.jsonl")[0] == dict(row(0, 0, False), step=0)
+
+
+def test_the_terminal_plots_curves_of_five_points_and_more():
+    rows = [{"step": step, "reward": step / 2, "eval/accuracy": step / 9 if step else None} for step in range(5)]
+    assert curves.in_terminal(rows[:4], colours=False) == ""
+    text = curves.in_terminal(rows, 80, colours=False)
+    assert "reward" in text and "test accuracy" not in text and max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(("columns", "fits"), [("80", True), ("160", False)])
+def test_vllms_bar_has_room_on_a_narrow_terminal(columns, fits, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr("runtime.terminal.shows_bars", lambda: True)
+    of_vllm = {"total": 4, "initial": 2, "desc": "Processed prompts", "postfix": "est. speed input: 1234.56 toks/s"}
+    with engine.bar_with("step 7: sampling")(file=io.StringIO(), ncols=int(columns), **of_vllm) as bar:
+        text = str(bar)
+    assert text.startswith("step 7: sampling:  50%|") and text.count("#") >= 10 and len(text) <= int(columns)
+    assert ("toks/s" in text) != fits
 
 
 def test_a_step_of_responses_that_are_all_cut_off_is_said_once(tmp_path, capsys):

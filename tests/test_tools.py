@@ -129,6 +129,8 @@ def test_settings_by_hand(flags, settings):
 
 A_TREE = {  # no git in it
     "toy.py": "def f(a):\n    return 2 * a\n",
+    "other.py": "",
+    "lab/toy.py": "",
     "lab/x.py": "",
     "lab/common.py": "",
     "runtime/x.py": "def f(a):\n    return 2 * a\n",
@@ -160,6 +162,7 @@ LINE = A_TREE["tests/digits.txt"]
                 ("toy", "2026-01-03 other.py toy.py: why", "moved: 2026-01-03 other.py toy.py: why"),
                 ("toy", "2026-01-03: toy.py and all the others", "moved: 2026-01-03: toy.py and all the others"),
                 ("toy", "2026-01-03 other.py, lab/toy.py: not toy.py", ""),
+                ("toy", "2026-01-03 tyo.py: misspelt", "moved: 2026-01-03 tyo.py: misspelt"),
                 ("toy", "Not a date toy.py: why", ""),
                 ("lab.x", "2026-01-03 lab/x.py: why", "moved: 2026-01-03 lab/x.py: why"),
             ]

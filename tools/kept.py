@@ -102,9 +102,9 @@ def path_of(script, root=ROOT):
 
 @cache
 def moves(script, root=ROOT):
-    """Return the lines of tests/digits.txt about a script: those that name its path before a colon, or name none.
+    """Return the lines of tests/digits.txt about a script: those that name its path before a colon, or no script.
 
-    None without the file.
+    A line that names a file that is not there is about all. None without tests/digits.txt.
     """
     try:
         lines = (root / "tests" / "digits.txt").read_text(encoding="utf-8").splitlines()
@@ -113,7 +113,8 @@ def moves(script, root=ROOT):
     found = []
     for line in lines:
         named = re.findall(r"[\w/]+\.py\b", line.partition(":")[0])
-        if line[:1].isdigit() and (not named or path_of(script, root) in named):
+        is_of_some = named and all((root / name).is_file() for name in named)
+        if line[:1].isdigit() and (not is_of_some or path_of(script, root) in named):
             found.append(line)
     return found
 
@@ -142,10 +143,10 @@ def differs(result, root=ROOT):
         return f"{UNKNOWN}: there is no script {script}"
     if all(then.get(part) == now[part] for part in ("script", "runtime")):
         return ""
-    if "digits" not in then or "digits" not in now:
-        return f"{UNKNOWN}: nothing tells which commits came after it"
     if str(result.get("commit")).endswith("+"):
         return f"{UNKNOWN}: its code had changes that no commit has"
+    if "digits" not in then or "digits" not in now:
+        return f"{UNKNOWN}: nothing tells which commits came after it"
     if later := moves(script, root)[then["digits"] :]:
         return f"{MOVED}: {'; '.join(later)}"
     if "/" in path_of(script, root) and then["script"] != now["script"]:

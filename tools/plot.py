@@ -1,8 +1,8 @@
-"""Plot runs in one figure, as they were measured: for compare.py, watch.py, course/ and benchmarks/.
+"""Plot kept runs in one figure, as they were measured: for compare.py, course/ and benchmarks/.
 
 Runs of one group are one line, their mean, with a band from the lowest to the highest. Nothing is smoothed (AR-Lopti's
-figures 4 and 7 are, by an exponential average of 0.95). RUN/curves.png (runtime/curves.py) shows a single run, and
-`tensorboard --logdir runs` several.
+figures 4 and 7 are, by an exponential average of 0.95). tools/report.py shows runs of one's own, and RUN/curves.png
+(runtime/curves.py) a single one.
 """
 
 from statistics import fmean, median

@@ -9,12 +9,10 @@ The file needs no network and no other file. tools/watch.py shows runs that are 
 import itertools
 import json
 import math
-import sys
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 import runtime  # noqa: F401  # first: it says in one line which packages are missing
 
 # isort: split
@@ -28,7 +26,6 @@ from tools import inference, runs
 # {metric: (its name, whether more is better, steps to average)}: the first that all runs have is compared.
 SCORES = {"eval/accuracy": ("test accuracy", True, 1), "eval/loss": ("loss on held-out examples", False, 1)}
 SCORES |= {"reward": ("reward while training", True, 5), "loss": ("loss", False, 5)}
-OF_TESTS = ["task", "test_data", "eval_temperature", *itertools.chain(*OPTIONS.values())]
 MOST_STEPS = 12  # with samples
 MOST_TOKENS = 800  # of a response
 
@@ -38,7 +35,7 @@ def groups_of(found):
     groups = {}
     for run in found:
         settings = {name: value for name, value in run.settings.items() if name not in runs.NO_MATTER}
-        key = json.dumps([run.script, run.about.get("commit"), settings], sort_keys=True)
+        key = json.dumps([run.script, settings], sort_keys=True)
         seeds = [other.settings.get("seed") for other in groups.get(key, [])]
         # The same seed twice is no second sample.
         groups.setdefault(str(run.folder) if run.settings.get("seed") in seeds else key, []).append(run)
@@ -69,21 +66,26 @@ def differences(groups):
         facts = [{key: run.about.get(key) for key in ("script", "commit", "machine")} | run.settings for run in group]
         names = dict.fromkeys(itertools.chain(*facts))
         columns.append({name: ", ".join(dict.fromkeys(str(one.get(name)) for one in facts)) for name in names})
-    names = dict.fromkeys(itertools.chain(*columns))
-    names = [name for name in names if name not in runs.NO_MATTER - {"seed", "steps"}]
+    names = [
+        name for name in dict.fromkeys(itertools.chain(*columns)) if name not in runs.NO_MATTER - {"seed", "steps"}
+    ]
     found = {name: [column.get(name, "–") for column in columns] for name in names}
     return {name: values for name, values in found.items() if len(set(values)) > 1}
 
 
 def verdicts(groups):
     """Return a sentence per group but the first: how far it is from the first, and how sure that is."""
-    if different := [name for name in OF_TESTS if name in differences(groups)]:
-        return [f"The runs are tested differently ({', '.join(different)}), so no result is compared."]
+    if len(groups) == 1:
+        return []
     everything = list(itertools.chain(*groups))
+    of_tests = ["task", "test_data", "eval_temperature", *OPTIONS.get(everything[0].settings.get("task"), [])]
+    for name in of_tests:
+        if len({run.settings[name] for run in everything if name in run.settings}) > 1:
+            return [f"The runs are tested with different values of {name}, so their results are not compared."]
     common = {key: set.intersection(*(set(run.points(key)) for run in everything)) - {0} for key in SCORES}
     key = next((key for key in SCORES if common[key]), None)
     if not key:
-        return ["The runs have no step in common yet, so no result is compared."]
+        return ["The runs have no step in common yet, so their results are not compared."]
     name, more_is_better, count = SCORES[key]
     steps = sorted(common[key])[-count:]
     sides, tested = [], []
@@ -92,9 +94,12 @@ def verdicts(groups):
         tested.append(group[0].about.get("sizes", {}).get("test_problems", 0) if key == "eval/accuracy" else 0)
     base = groups[0][0].label
     sentences = []
+    for group in groups:
+        if len(commits := {str(run.about.get("commit")) for run in group}) > 1:
+            sentences.append(f"{group[0].label}: commits {', '.join(sorted(commits))}, counted as the same code.")
     for group, side, n in zip(groups[1:], sides[1:], tested[1:]):
         mean, low, high, how = interval(side, sides[0], n, tested[0])
-        text = f"{name} at step {steps[-1]}: {group[0].label} minus {base} is {mean:+.3f}"
+        text = f"{name.capitalize()} at step {steps[-1]}: {group[0].label} minus {base} is {mean:+.3f}"
         ahead = group[0].label if (mean > 0) == more_is_better else base
         if not how:
             text += "; without three seeds each there is no interval, and chance may explain a difference."
@@ -132,54 +137,37 @@ def interval(a, b, n_a, n_b):
 
 
 def tests(folder):
-    """Return how the kept test problems changed, with examples; {} if there was only one evaluation."""
-    before, after, learned = before_after.pairs(curves.read_rows(folder / "test_samples.jsonl"))
-    if not before:
-        return {}
-    lost = [i for i in before if before[i]["correct"] and not after[i]["correct"]]
-    wrong = [i for i in before if not before[i]["correct"] and not after[i]["correct"]]
-    examples = []
-    for what, ids in (("learned", learned), ("lost", lost), ("wrong before and after", wrong)):
-        for i in ids[:1]:
-            sides = {"before": runs.for_page(before[i]), "after": runs.for_page(after[i])}
-            examples.append({"what": f"{what}: problem {i}", "prompt": runs.cut(before[i]["prompt"])} | sides)
-    counts = {"all": len(before), "learned": len(learned), "lost": len(lost), "wrong": len(wrong)}
-    return counts | {"step": next(iter(after.values()))["step"], "examples": examples}
-
-
-def evenly(steps):
-    """Return at most MOST_STEPS of the steps, with the first and the last among them."""
-    if len(steps) <= MOST_STEPS:
-        return steps
-    return [steps[round(i * (len(steps) - 1) / (MOST_STEPS - 1))] for i in range(MOST_STEPS)]
+    """Return {"learned": [(row before, row after), …], "lost": …, "wrong": …, "right": …} of the kept test problems."""
+    before, after, _ = before_after.pairs(curves.read_rows(folder / "test_samples.jsonl"))
+    kinds = {(False, True): "learned", (True, False): "lost", (False, False): "wrong", (True, True): "right"}
+    found = {kind: [] for kind in kinds.values()} if before else {}
+    for i, row in before.items():
+        found[kinds[row["correct"], after[i]["correct"]]].append((row, after[i]))
+    return found
 
 
 def page(found):
     """Return the report on these runs as HTML."""
-    groups = groups_of(found)
-    is_comparison = len(groups) > 1
-    shown = []
+    groups, shown = groups_of(found), []
     for run in found:
-        by_step = runs.samples(run.folder)
-        samples = {step: by_step[step] for step in evenly(list(by_step))}
+        samples = runs.samples(run.folder)
+        steps = list(samples)[:: -math.ceil(len(samples) / MOST_STEPS) or -1][::-1]  # the last one is among them
         tokens = runs.newest_tokens(run.folder, MOST_TOKENS)
-        shown.append((run, {"samples": samples, "steps": len(by_step), "tests": tests(run.folder), "tokens": tokens}))
+        shown.append((run, {"samples": samples, "steps": steps, "tests": tests(run.folder), "tokens": tokens}))
     return runs.template("report.html").render(
         runs=shown,
+        row=runs.for_page,
         labels={group[0].label: group[0].colour for group in groups},
         panels=runs.panels(groups),
-        differences=differences(groups) if is_comparison else {},
-        verdicts=verdicts(groups) if is_comparison else [],
+        differences=differences(groups),
+        verdicts=verdicts(groups),
     )
 
 
-def main(folders: Annotated[tuple[Path, ...], tyro.conf.Positional] = (), out: Path | None = None):
-    """Write the report.
-
-    Args:
-        folders: folders of runs
-        out: the file to write, ending with .html; by default report.html in the first run's folder
-    """
+def main(
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(help="folders of runs")] = (),
+    out: Annotated[Path | None, tyro.conf.arg(help="an HTML file; None: report.html in the first folder")] = None,
+):
     with flags.errors_in_one_line():
         if not folders:
             raise ValueError("name the folder of a run, or of several: python -m tools.report RUN RUN2")

@@ -128,7 +128,7 @@ def panel(groups, key):
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     svg = "<svg" + text.getvalue().partition("<svg")[2].replace("#000000", "currentColor")
-    svg = re.sub(r' id="[a-z0-9]+_\d+"', "", svg)  # each panel would have the same
+    svg = re.sub(r' id="[a-z0-9]+_\d+"|font-family: [^;"]*; ', "", svg)  # each panel would have the same ids
     place, (first, last) = axis.get_position(), axis.get_xlim()
     data = json.dumps({"left": place.x0, "right": place.x1, "first": first, "last": last, "lines": lines})
     ends = [f"{label}: {first_and_last(values)}" for label, (_, values) in lines.items()]
@@ -150,7 +150,8 @@ def newest_tokens(folder, most=None):
         own = [(new - old, advantage) for _, own, old, new, advantage in one["tokens"] if own]
         change, advantage = map(fmean, zip(*own))
         one |= {"factor": f"{math.exp(change):.3f}", "advantage": f"{advantage:.2f}".replace("-", "−")}
-        one |= {"spans": [span(*values, full) for values in one["tokens"][:most]], "left": len(one["tokens"][most:])}
+        spans = [span(*values, full) for values in one["tokens"][:most]]
+        one |= {"spans": spans, "left": len(one["tokens"]) - len(spans)}
     return {"step": found["step"], "full": f"{math.exp(full):.3g}", "responses": responses}
 
 
@@ -159,7 +160,7 @@ def span(piece, is_own, old, new, advantage, full):
     if not is_own:
         return "quiet", piece, "the task's reply: no gradient"
     level = min(5, round(5 * abs(new - old) / full))
-    told = f"probability {math.exp(old):.4g} → {math.exp(new):.4g}, advantage {advantage:.2f}".replace("-", "−")
+    told = f"p {math.exp(old):.3g} → {math.exp(new):.3g}, A {advantage:.2f}".replace("-", "−")
     return f"{'u' if new > old else 'd'}{level}" if level else "", piece, told
 
 

@@ -33,8 +33,9 @@ SAME_AS = {r"\lbrace": r"\{", r"\rbrace": r"\}", r"\lvert": "|", r"\rvert": "|"}
 FUNCTION = re.compile(r"<m([io])>(log|min|max|exp)</m\1>")
 UNKNOWN = re.compile(r">\s*(\\[A-Za-z]+|&)\s*<")  # commands that the converter left unchanged
 NUMBER = re.compile(r'<span id="L-(\d+)"><span class="linenos">( *)\d+</span>')  # as Pygments writes a line's number
+ARXIV = re.compile(r"arXiv[: ](\d{4}\.\d{5})")
 NUMBERED = "numbered"  # second word of a fence whose lines get numbers and anchors, as on the pages of source files
-TARGET = re.compile(r"\]\(([^)\s]+)\)")  # of a link or picture in Markdown
+TARGET = re.compile(r'(?:\]\(|\bsrc="|\bsrcset=")([^)\s"]+)[)"]')  # of a link or picture
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:|//")  # begins an external address
 
 
@@ -91,7 +92,13 @@ def shown_code(text, language, numbered=False):
     numbers = {"linenos": "inline", "linespans": "L"} if numbered else {}
     shown = highlight(text, lexer, HtmlFormatter(cssclass="highlight", wrapcode=True, **numbers))
     link = r'<a href="#L-\1" aria-label="line \1" tabindex="-1" data-linenos="\2\1 "></a>'
-    return NUMBER.sub(rf'<span id="L-\1" class="line">{link}', shown)
+    shown = NUMBER.sub(rf'<span id="L-\1" class="line">{link}', shown)
+    return ARXIV.sub(r'<a href="https://arxiv.org/abs/\1">\g<0></a>', shown) if numbered else shown
+
+
+def in_colours(text):
+    """Return the lines of a Python program in colours, as HTML."""
+    return highlight(text, get_lexer_by_name("python", stripnl=False), HtmlFormatter(nowrap=True))
 
 
 @cache
