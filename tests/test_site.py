@@ -101,7 +101,7 @@ def test_the_page_of_each_script_shows_what_differs_from_its_parent_and_links_to
 
 QUERIES = {  # what people look for: the page that must come first
     "docs/data": ["custom dataset", "train on my own data", "gsm8k", "qwen3"],
-    "docs/troubleshooting": ["out of memory", "learning rate", "resume", "windows"],
+    "docs/troubleshooting": ["out of memory", "learning rate", "resume"],
     "docs/metrics": ["wandb", "tensorboard", "checkpoint"],
     "docs/add_a_task": ["reward function", "add a task"],
     "docs/scaling": ["multi gpu", "lora"],
