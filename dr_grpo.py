@@ -57,11 +57,12 @@ from runtime.settings import (
 
 @dataclasses.dataclass
 class Args(settings.RunArgs):
-    """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B),
-    except for the deviations that the docstring at the top names.
+    """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
+    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
 
-    Without a GPU, the model is models/kk_tiny and its trainer_settings.json changes some settings.
-    RunArgs adds the settings that all scripts share. Types check ranges: a Fraction is in [0, 1].
+    A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
+    model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
+    RunArgs adds settings. Types check ranges: Fraction is in [0, 1], GroupSize in [1, 16384].
     """
 
     # ---- objective
@@ -76,7 +77,7 @@ class Args(settings.RunArgs):
     max_prompt_tokens: PositiveInt = 1024  # problems with longer prompts are dropped
 
     # ---- sampling
-    prompts_per_step: PositiveInt = 64  # must be a multiple of updates_per_step × processes
+    prompts_per_step: PositiveInt = 64  # a multiple of updates_per_step × processes (one per GPU)
     responses_per_prompt: GroupSize = 8  # G, the group size: responses to each prompt
     max_response_tokens: PositiveInt = 4096  # longer responses are truncated
     temperature: Temperature = 0.7  # π is softmax(logits / temperature), in sampling and loss
@@ -86,7 +87,7 @@ class Args(settings.RunArgs):
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
     lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: W + α/r · B·A, where matrices A, B learn
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · its two matrices' product to a weight
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -100,10 +101,10 @@ class Args(settings.RunArgs):
     seed: NonNegativeInt = 0  # seeds the prompt order and the sampling
 
 
-# Each --task replaces defaults with its own paper's settings: runtime/papers.py.
+# {task: {setting: value}}: the defaults that --task replaces, by those of the task's own paper.
 TASKS = papers.TASKS
 
-# Handle bad flags and --help here, before torch is imported, which takes seconds.
+# Exit here on --help or a bad flag: importing torch takes seconds. main reads the flags again.
 flags.check(Args, TASKS)
 
 from statistics import fmean
@@ -115,6 +116,7 @@ from transformers import AutoModelForCausalLM
 from rewards import score
 from runtime import (
     checkpoints,
+    eight_bits,
     engine,
     float16,
     lora,
@@ -154,11 +156,11 @@ class Policy(nn.Module):
         Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
         full vocabulary; without with_entropy it is zero.
         """
-        dtype = getattr(torch, self.args.dtype)
+        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
-            # Each position predicts the next token, so take the state one position before each
-            # response token. It always exists, because the prompt comes first.
+            # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
+            # of tokens 1 to T − 1. No response token is lost, because the prompt comes first.
             states = hidden[:, :-1][mask[:, 1:]]  # [num_tokens, D]
             targets = ids[mask]  # [num_tokens], in the same order
             # Apply self.head to one chunk of tokens at a time, and recompute its logits in the
@@ -170,17 +172,18 @@ class Policy(nn.Module):
         """Compute the final hidden state of every token, the input of the head: [N, T, D]."""
         # Start from float32 embeddings, so that the residual stream stays float32, whatever the
         # weights' dtype. autocast rounds only the inputs of matrix products.
-        embedded = passes.embed(self.lm, ids)  # {"inputs_embeds": [N, T, D]}
-        # Length of the prefix that all rows have in common; 0 if sharing it saves no time.
+        embedded = passes.embed(self.lm, ids)  # {"inputs_embeds": [N, T, D] in float32}
+        # If all rows of this call begin with the same prompt, its length; 0 if they don't, or if
+        # computing it once would save no time. Result and gradient are the same.
         length = passes.length_to_share(ids, mask, self.args)
-        if length > 0:  # run the prefix once; result and gradient are the same
+        if length > 0:
             return passes.with_shared_prompt(self.lm.model, embedded, length)
         return self.lm.model(**embedded, use_cache=False).last_hidden_state
 
     def head(self, states, targets, temperature, with_entropy):
         """Compute log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
         logits = passes.logits(self.lm, states)  # [n, vocabulary] in float32
-        all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_ avoids a copy
+        all_log_probs = logits.div_(temperature).log_softmax(-1)  # in place: saves memory
         logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of the targets: [n]
         entropy = torch.zeros_like(logp)
         if with_entropy:
@@ -195,7 +198,7 @@ def to_rows(values, mask):
 
 
 def load_policy(args, trained):
-    """Load the model to train, in float32, or the frozen reference model, in --dtype."""
+    """Load the model: to train it, in float32, or frozen, in --dtype (a reference, if any)."""
     dtype = torch.float32 if trained else getattr(torch, args.dtype)
     # If the model also reads images, text_only leaves that part out.
     lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, **text_only(args.model))
@@ -214,11 +217,10 @@ def log_probs(policy, batch, args, with_entropy=True):
     """
     all_logp = torch.zeros(batch["ids"].shape)
     all_entropy = torch.zeros(batch["ids"].shape)
-    inputs = {"ids": batch["ids"], "mask": batch["mask"]}  # all that the policy reads
     # A micro-batch is on the policy's device and has as many rows as fit in one forward pass,
     # padded to the longest of them. Each row comes once, longest first; rows without response
     # tokens are skipped. The last argument is the progress bar's title.
-    for rows, micro in micro_batches(inputs, args, "log-probabilities"):
+    for rows, micro in micro_batches(batch, args, "log-probabilities"):
         logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, with_entropy)
         length = logp.shape[1]
         # Add, don't assign. With sharded weights, all processes must run the same number of passes.
@@ -249,8 +251,8 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
-    when: the step, or "test" in an evaluation. A request's seed depends on --seed, `when` and the
-    problem, but not on the number of processes. vLLM derives the responses' seeds from it.
+    when: the step, or "test" in an evaluation. --seed, `when` and the problem make the seed of a
+    request, on any number of processes alike. vLLM derives the seed of each response from that.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -268,7 +270,7 @@ def generate(llm, problems, when, args, **sampling_params):
                 **sampling_params,
             )
         )
-    engine.empty_prefix_cache(llm)  # its keys and values come from older weights
+    engine.empty_prefix_cache(llm)  # older weights computed its keys and values
     outputs = llm.generate(prompts, params, use_tqdm=engine.progress_bar(when))
     responses = []
     for output in outputs:  # one per prompt
@@ -286,12 +288,12 @@ def sample(llm, problems, step, args):
     """
     responses = generate(
         llm,
-        problems[:: args.responses_per_prompt],  # each problem once
+        problems[:: args.responses_per_prompt],  # each problem once; n asks for G responses
         step,
         args,
         n=args.responses_per_prompt,
         temperature=args.temperature,
-        logprobs=0,  # log-probabilities of the sampled tokens only
+        logprobs=0,  # return log π of each sampled token, and of 0 others
         flat_logprobs=True,  # fast: response.logprobs.logprobs is a plain list of numbers
     )
     return to_batch(problems, responses), responses
@@ -329,7 +331,8 @@ def sync_weights(policy, llm, args):
         # must go through the weights in the same order. With LoRA, each adapter is merged into its
         # weight; without LoRA, the weights are sent unchanged.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
-            yield name, full_tensor(weight.to(getattr(torch, args.dtype)))
+            weight = full_tensor(weight.to(getattr(torch, args.dtype)))
+            yield name, eight_bits.rounded(policy.lm, name, weight, args)  # if --sampler_dtype
 
     engine.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
@@ -337,17 +340,20 @@ def sync_weights(policy, llm, args):
 # --------------------------------------------------------------------------------------- advantages
 
 
-def compute_advantages(rewards, batch, args):
+def compute_advantages(scores, batch, args):
     """Advantage of every response token, [N, T]: the reward minus the mean of its group.
 
-    rewards [N]: the G responses to a prompt are consecutive.
+    scores: one per response; the G responses to a prompt are consecutive.
     response tokens; the advantage is zero elsewhere, and for a group of one response.
     """
+    rewards = torch.tensor([s["reward"] for s in scores])  # [N]
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     # Subtracting the first reward changes no advantage, but equal rewards give exactly 0.
     groups = groups - groups[:, :1]
     advantages = groups - groups.mean(1, keepdim=True)
-    return advantages.reshape(-1, 1) * batch["mask"]  # [N, T]
+    advantages = advantages.reshape(-1, 1)  # [N, 1]
+    # Each response token gets the advantage; all other places get 0.
+    return advantages * batch["mask"]  # [N, T]
 
 
 # --------------------------------------------------------------------------------------------- loss
@@ -372,15 +378,19 @@ def policy_loss(logp, batch, divisor, args):
     too_high = (advantages > 0) & (ratio > high)
     too_low = (advantages < 0) & (ratio < low)
     clipped = (too_high | too_low) & mask
+
+    # To minimise the loss is to maximise J.
     loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
+    # The sums of all micro-batches add up.
     return loss[mask].sum() / divisor, clipped.sum()
 
 
 def k3(logp, ref_logp):
     """Compute the KL term of each token, exp(ref − logp) − (ref − logp) − 1, in nats.
 
-    Over samples from π, its mean is KL(π ‖ π_ref). Its mean gradient, with the samples held fixed,
-    is ∇KL(π_ref ‖ π): see grpo_kl.py.
+    Value: averaged over tokens sampled from π, it is KL(π ‖ π_ref). Gradient: it pulls each token's
+    π to π_ref, by (1 − π_ref/π)·∇log π. Averaged, this is the gradient of KL(π_ref ‖ π) instead,
+    because a loss does not differentiate the sampling; grpo_kl.py has better estimates.
     """
     difference = (ref_logp - logp).clamp(-20, 20)
     return difference.exp() - difference - 1
@@ -399,13 +409,15 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (without overflows).
+    Returns metrics: clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (a number).
     """
     num_clipped = 0
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
-        minibatch = balance(minibatch, args)  # equal work for all processes
+        # What the loss needs from the whole mini-batch, on all processes:
         divisor = all_reduce(len(minibatch["mask"])) * args.max_response_tokens
+        minibatch = balance(minibatch, args)  # equal work for all processes
+
         clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         num_clipped += clipped
         grad_norms.append(grad_norm)
@@ -420,25 +432,26 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 
     Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
     """
-    scaler = float16.scaler(optimizer, args)  # the run's GradScaler; idle unless dtype is float16
+    scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
     num_clipped = 0
-    # If β is 0, tokens with A = 0 have no gradient, so here micro_batches drops them from the mask;
-    # the divisor still counts them. If no token is left, one pass still runs, so that AdamW gets
-    # gradients of 0.
+    # For speed, if β is 0, drop tokens with A = 0 from the mask: they have no gradient. The divisor
+    # still counts them. If no token is left, one pass still runs, so that AdamW gets zeros.
+    minibatch = passes.without_idle(minibatch, args)
     for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
         logp, _ = policy(micro["ids"], micro["mask"], args.temperature)
         loss, clipped = policy_loss(logp, micro, divisor, args)
-        # FSDP2 averages gradients over the processes; WORLD_SIZE turns the mean into the sum.
+        # If there are several processes, FSDP2 averages their gradients: × WORLD_SIZE is the sum.
         scaler.scale(loss * WORLD_SIZE).backward()
         minibatch_loss += loss.detach().double()  # .item() would wait for the GPU
         num_clipped += clipped
     scaler.unscale_(optimizer)
     grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
     grad_norm = full_tensor(grad_norm).item()  # under FSDP2 it is a DTensor: gather it
-    # Before the weights change, exit if the loss or (except in float16) the norm is not finite.
+    # Exit if the loss or the norm is NaN or infinite, while the weights are still good. In float16
+    # such a norm is only an overflow: scaler.step skips this update and lowers the loss's scale.
     records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
-    scaler.step(optimizer)  # skipped if a gradient overflowed in float16
+    scaler.step(optimizer)  # optimizer.step(), then torch's scaler.update()
     optimizer.zero_grad()
     return num_clipped, grad_norm
 
@@ -471,7 +484,8 @@ def evaluate(llm, task, problems, step, run, args):
 
 def main():
     # Read flags, tokenizer and problems, and print the header. Exits here with --dry_run, and on
-    # errors that flags.check could not see, such as a missing file.
+    # errors that flags.check could not see, such as a missing file. run writes the run's files,
+    # task makes prompts and scores responses, train and test are lists of problems.
     args, run, tokenizer, task, train, test = start.begin(Args, TASKS)
 
     llm = load_sampler(args)
@@ -511,7 +525,6 @@ def main():
         # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
         # the answer right?) and format (are the required tags there?).
         scores = score(task, responses, problems)
-        rewards = torch.tensor([s["reward"] for s in scores])  # [N]
         clock.lap("score")
 
         # Compute advantages, and log-probabilities from before the update.
@@ -520,13 +533,13 @@ def main():
             batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
         else:
             batch["ref_logp"] = batch["old_logp"]  # a placeholder: β is 0
-        batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
+        batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         clock.lap("logprob")
 
-        # Update the policy, and copy the new weights to vLLM.
+        # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # a few responses' log π, before and after
+        run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

@@ -56,11 +56,12 @@ from runtime.settings import (
 
 @dataclasses.dataclass
 class Args(settings.RunArgs):
-    """The AR-Lopti paper's settings for Knights & Knaves puzzles (arXiv 2505.12929, Appendix B),
-    except for the deviations that the docstring at the top names.
+    """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
+    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
 
-    Without a GPU, the model is models/kk_tiny and its trainer_settings.json changes some settings.
-    RunArgs adds the settings that all scripts share. Types check ranges: a Fraction is in [0, 1].
+    A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
+    model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
+    RunArgs adds settings. Types check ranges: Fraction is in [0, 1], GroupSize in [1, 16384].
     """
 
     # ---- objective
@@ -70,8 +71,10 @@ class Args(settings.RunArgs):
     correction_max: PositiveFloat = 2.0  # C, the largest weight
     correction_min: NonNegativeFloat = 0.5  # C_min, the least weight; of icepop alone
     lag: Lag = 1  # k: the sampler is so many steps ahead, and its weights so many steps old
-    mask: Literal["none", "sequence"] = "none"  # sequence: leave out bad responses that are stale
-    mask_delta: NonNegativeFloat = 0.5  # δ: nats a token that it has become less probable
+    mask: Literal["none", "sequence", "geometric"] = "none"  # which responses to leave out
+    mask_delta: NonNegativeFloat = 0.5  # sequence: δ, nats a token that it has become less probable
+    mask_low: PositiveFloat = 0.999  # geometric: least mean ratio of trainer to sampler
+    mask_high: PositiveFloat = 1.001  # geometric: largest mean ratio
     kl_coef: NonNegativeFloat = 0.001  # β, the weight of the KL term; 0 loads no reference model
     updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
 
@@ -81,7 +84,7 @@ class Args(settings.RunArgs):
     max_prompt_tokens: PositiveInt = 1024  # problems with longer prompts are dropped
 
     # ---- sampling
-    prompts_per_step: PositiveInt = 64  # must be a multiple of updates_per_step × processes
+    prompts_per_step: PositiveInt = 64  # a multiple of updates_per_step × processes (one per GPU)
     responses_per_prompt: GroupSize = 8  # G, the group size: responses to each prompt
     max_response_tokens: PositiveInt = 4096  # longer responses are truncated
     temperature: Temperature = 0.7  # π is softmax(logits / temperature), in sampling and loss
@@ -91,7 +94,7 @@ class Args(settings.RunArgs):
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
     lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: W + α/r · B·A, where matrices A, B learn
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · its two matrices' product to a weight
 
     # ---- machine
     sampler_gpus: str = ""  # the samplers' GPUs, one for each process: "2,3"; empty: the next ones
@@ -114,12 +117,16 @@ class Args(settings.RunArgs):
                 f"--correction_min is {self.correction_min}; it must be at most "
                 f"--correction_max, {self.correction_max}"
             )
+        if self.mask == "geometric" and self.mask_low > self.mask_high:
+            raise ValueError(
+                f"--mask_low is {self.mask_low}; it must be at most --mask_high, {self.mask_high}"
+            )
 
 
-# Each --task replaces defaults with its own paper's settings: runtime/papers.py.
+# {task: {setting: value}}: the defaults that --task replaces, by those of the task's own paper.
 TASKS = papers.TASKS
 
-# Handle bad flags and --help here, before torch is imported, which takes seconds.
+# Exit here on --help or a bad flag: importing torch takes seconds. main reads the flags again.
 flags.check(Args, TASKS)
 
 import sys
@@ -134,6 +141,7 @@ from transformers import AutoModelForCausalLM
 from rewards import score
 from runtime import (
     checkpoints,
+    eight_bits,
     engine,
     float16,
     lora,
@@ -174,11 +182,11 @@ class Policy(nn.Module):
         Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
         full vocabulary; without with_entropy it is zero.
         """
-        dtype = getattr(torch, self.args.dtype)
+        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
-            # Each position predicts the next token, so take the state one position before each
-            # response token. It always exists, because the prompt comes first.
+            # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
+            # of tokens 1 to T − 1. No response token is lost, because the prompt comes first.
             states = hidden[:, :-1][mask[:, 1:]]  # [num_tokens, D]
             targets = ids[mask]  # [num_tokens], in the same order
             # Apply self.head to one chunk of tokens at a time, and recompute its logits in the
@@ -190,17 +198,18 @@ class Policy(nn.Module):
         """Compute the final hidden state of every token, the input of the head: [N, T, D]."""
         # Start from float32 embeddings, so that the residual stream stays float32, whatever the
         # weights' dtype. autocast rounds only the inputs of matrix products.
-        embedded = passes.embed(self.lm, ids)  # {"inputs_embeds": [N, T, D]}
-        # Length of the prefix that all rows have in common; 0 if sharing it saves no time.
+        embedded = passes.embed(self.lm, ids)  # {"inputs_embeds": [N, T, D] in float32}
+        # If all rows of this call begin with the same prompt, its length; 0 if they don't, or if
+        # computing it once would save no time. Result and gradient are the same.
         length = passes.length_to_share(ids, mask, self.args)
-        if length > 0:  # run the prefix once; result and gradient are the same
+        if length > 0:
             return passes.with_shared_prompt(self.lm.model, embedded, length)
         return self.lm.model(**embedded, use_cache=False).last_hidden_state
 
     def head(self, states, targets, temperature, with_entropy):
         """Compute log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
         logits = passes.logits(self.lm, states)  # [n, vocabulary] in float32
-        all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_ avoids a copy
+        all_log_probs = logits.div_(temperature).log_softmax(-1)  # in place: saves memory
         logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of the targets: [n]
         entropy = torch.zeros_like(logp)
         if with_entropy:
@@ -215,7 +224,7 @@ def to_rows(values, mask):
 
 
 def load_policy(args, trained):
-    """Load the model to train, in float32, or the frozen reference model, in --dtype."""
+    """Load the model: to train it, in float32, or frozen, in --dtype (a reference, if any)."""
     dtype = torch.float32 if trained else getattr(torch, args.dtype)
     # If the model also reads images, text_only leaves that part out.
     lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, **text_only(args.model))
@@ -234,11 +243,10 @@ def log_probs(policy, batch, args, with_entropy=True):
     """
     all_logp = torch.zeros(batch["ids"].shape)
     all_entropy = torch.zeros(batch["ids"].shape)
-    inputs = {"ids": batch["ids"], "mask": batch["mask"]}  # all that the policy reads
     # A micro-batch is on the policy's device and has as many rows as fit in one forward pass,
     # padded to the longest of them. Each row comes once, longest first; rows without response
     # tokens are skipped. The last argument is the progress bar's title.
-    for rows, micro in micro_batches(inputs, args, "log-probabilities"):
+    for rows, micro in micro_batches(batch, args, "log-probabilities"):
         logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, with_entropy)
         length = logp.shape[1]
         # Add, don't assign. With sharded weights, all processes must run the same number of passes.
@@ -269,8 +277,8 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
-    when: the step, or "test" in an evaluation. A request's seed depends on --seed, `when` and the
-    problem, but not on the number of processes. vLLM derives the responses' seeds from it.
+    when: the step, or "test" in an evaluation. --seed, `when` and the problem make the seed of a
+    request, on any number of processes alike. vLLM derives the seed of each response from that.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -288,7 +296,7 @@ def generate(llm, problems, when, args, **sampling_params):
                 **sampling_params,
             )
         )
-    engine.empty_prefix_cache(llm)  # its keys and values come from older weights
+    engine.empty_prefix_cache(llm)  # older weights computed its keys and values
     outputs = llm.generate(prompts, params, use_tqdm=engine.progress_bar(when))
     responses = []
     for output in outputs:  # one per prompt
@@ -364,6 +372,7 @@ def snapshot(policy, args):
     # adapter; without LoRA, these are all the weights as they are.
     for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
         weight = full_tensor(weight.to(getattr(torch, args.dtype)))
+        weight = eight_bits.rounded(policy.lm, name, weight, args)  # if --sampler_dtype
         # Both processes share this memory, so a request copies no weights.
         weights[name] = weight.to("cpu", copy=True).share_memory_()
     return weights
@@ -378,7 +387,8 @@ def sync_weights(weights, llm):
 def check_sampler(policy, sampler, problem, args):
     """End the run if policy, transformers and vLLM compute different models."""
     with same_model.changed_weights(policy):
-        sampler.request(snapshot(policy, args), [problem], "check", {})
+        exact = dataclasses.replace(args, sampler_dtype="")  # --sampler_dtype is to differ
+        sampler.request(snapshot(policy, exact), [problem], "check", {})
         answer = sampler.receive("check")
         if answer is not None:  # otherwise the sampler has died, and the first step says so
             [response], _ = answer
@@ -388,24 +398,28 @@ def check_sampler(policy, sampler, problem, args):
 # --------------------------------------------------------------------------------------- advantages
 
 
-def compute_advantages(rewards, batch, args):
+def compute_advantages(scores, batch, args):
     """Compute the advantage of every response token: the reward, normalised within its group.
 
-    rewards [N]: the G responses to a prompt are consecutive.
+    scores: one per response; the G responses to a prompt are consecutive.
     Returns [N, T], zero outside the batch's mask (response tokens). In a group of one response,
     the mean is set to 0 and the standard deviation to 1, as in the library verl.
     """
+    rewards = torch.tensor([s["reward"] for s in scores])  # [N]
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
         # Rewards that differ by at most 1e-6 of the largest count as equal: that is rounding.
         groups = groups.where(~measure.all_equal(groups), groups[:, :1])
-        # Subtract the first reward: A stays the same, and equal rewards give exactly 0.
+        # Subtract the first reward, which cancels in A: then equal rewards have A = 0 exactly,
+        # although their mean may be rounded.
         groups = groups - groups[:, :1]
         mean = groups.mean(1, keepdim=True)  # [prompts, 1]
         std = groups.std(1, keepdim=True)  # divides by G − 1
     advantages = (groups - mean) / (std + 1e-6)
-    return advantages.reshape(-1, 1) * batch["mask"]  # [N, T]
+    advantages = advantages.reshape(-1, 1)  # [N, 1]
+    # Each response token gets the advantage; all other places get 0.
+    return advantages * batch["mask"]  # [N, T]
 
 
 # --------------------------------------------------------------------------------------------- loss
@@ -427,16 +441,21 @@ def sampler_correction(batch, args):
 
 
 def left_out(logp, batch, args):
-    """Which tokens are of a response that --mask sequence leaves out (eq. 9 of V3.2), [N, T].
+    """Which tokens are of a response that --mask leaves out, [N, T].
 
     logp [N, T]: under the policy that is updated; no gradient is taken through it. The batch's
-    sampler_logp, advantages and mask are [N, T].
+    old_logp, sampler_logp, advantages and mask are [N, T].
     """
     mask = batch["mask"]
     if args.mask == "none":
         return torch.zeros_like(mask)
+    length = mask.sum(1, keepdim=True).clamp(min=1)  # [N, 1]
+    if args.mask == "geometric":
+        log_ratio = (batch["old_logp"] - batch["sampler_logp"]).masked_fill(~mask, 0)  # [N, T]
+        mean_ratio = (log_ratio.sum(1, keepdim=True) / length).exp()  # geometric mean, [N, 1]
+        return mask & ((mean_ratio < args.mask_low) | (mean_ratio > args.mask_high))
     fallen = (batch["sampler_logp"] - logp.detach()).masked_fill(~mask, 0)  # [N, T], in nats
-    mean_fallen = fallen.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)  # [N, 1]
+    mean_fallen = fallen.sum(1, keepdim=True) / length
     return mask & (batch["advantages"] < 0) & (mean_fallen > args.mask_delta)
 
 
@@ -447,30 +466,35 @@ def policy_loss(logp, batch, divisor, args):
     mask are [N, T] too. divisor: Σ|o_i| of J, the response tokens of the whole mini-batch on all
     processes, so that the losses of its micro-batches add up to −J.
     """
+    if args.correction == "ppo":  # the sampler is the policy before the update
+        batch = {**batch, "old_logp": batch["sampler_logp"]}
     advantages = batch["advantages"]
     mask = batch["mask"]
     low = 1 - args.clip_low
     high = 1 + args.clip_high
     # The clamp changes only log-ratios beyond ±20, so that exp does not overflow.
-    before = batch["sampler_logp"] if args.correction == "ppo" else batch["old_logp"]
-    ratio = (logp - before).clamp(-20, 20).exp()  # ρ
+    ratio = (logp - batch["old_logp"]).clamp(-20, 20).exp()  # ρ
     surrogate = torch.min(ratio * advantages, ratio.clamp(low, high) * advantages)
     # Count the clipped tokens: min gives their surrogate no gradient, since they have moved far
     # enough in the direction of A.
     too_high = (advantages > 0) & (ratio > high)
     too_low = (advantages < 0) & (ratio < low)
     clipped = (too_high | too_low) & mask
+
     weight, _ = sampler_correction(batch, args)
-    weight = weight.masked_fill(left_out(logp, batch, args), 0)
-    loss = args.kl_coef * k3(logp, batch["ref_logp"]) - weight * surrogate  # [N, T]
+    surrogate = weight.masked_fill(left_out(logp, batch, args), 0) * surrogate
+    # To minimise the loss is to maximise J.
+    loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
+    # The sums of all micro-batches add up.
     return loss[mask].sum() / divisor, clipped.sum()
 
 
 def k3(logp, ref_logp):
     """Compute the KL term of each token, exp(ref − logp) − (ref − logp) − 1, in nats.
 
-    Over samples from π, its mean is KL(π ‖ π_ref). Its mean gradient, with the samples held fixed,
-    is ∇KL(π_ref ‖ π): see grpo_kl.py.
+    Value: averaged over tokens sampled from π, it is KL(π ‖ π_ref). Gradient: it pulls each token's
+    π to π_ref, by (1 − π_ref/π)·∇log π. Averaged, this is the gradient of KL(π_ref ‖ π) instead,
+    because a loss does not differentiate the sampling; grpo_kl.py has better estimates.
     """
     difference = (ref_logp - logp).clamp(-20, 20)
     return difference.exp() - difference - 1
@@ -495,8 +519,10 @@ def update(policy, optimizer, batch, step, args):
     num_left_out = 0
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
-        minibatch = balance(minibatch, args)  # equal work for all processes
+        # What the loss needs from the whole mini-batch, on all processes:
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
+        minibatch = balance(minibatch, args)  # equal work for all processes
+
         clipped, stale, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         num_clipped += clipped
         num_left_out += stale
@@ -513,17 +539,17 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 
     Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
     """
-    scaler = float16.scaler(optimizer, args)  # the run's GradScaler; idle unless dtype is float16
+    scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
     num_clipped = 0
     num_left_out = 0
-    # If β is 0, tokens with A = 0 have no gradient, so here micro_batches drops them from the mask;
-    # the divisor still counts them. If no token is left, one pass still runs, so that AdamW gets
-    # gradients of 0.
+    # For speed, if β is 0, drop tokens with A = 0 from the mask: they have no gradient. The divisor
+    # still counts them. If no token is left, one pass still runs, so that AdamW gets zeros.
+    minibatch = passes.without_idle(minibatch, args)
     for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
         logp, _ = policy(micro["ids"], micro["mask"], args.temperature)
         loss, clipped = policy_loss(logp, micro, divisor, args)
-        # FSDP2 averages gradients over the processes; WORLD_SIZE turns the mean into the sum.
+        # If there are several processes, FSDP2 averages their gradients: × WORLD_SIZE is the sum.
         scaler.scale(loss * WORLD_SIZE).backward()
         minibatch_loss += loss.detach().double()  # .item() would wait for the GPU
         num_clipped += clipped
@@ -531,9 +557,10 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     scaler.unscale_(optimizer)
     grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
     grad_norm = full_tensor(grad_norm).item()  # under FSDP2 it is a DTensor: gather it
-    # Before the weights change, exit if the loss or (except in float16) the norm is not finite.
+    # Exit if the loss or the norm is NaN or infinite, while the weights are still good. In float16
+    # such a norm is only an overflow: scaler.step skips this update and lowers the loss's scale.
     records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
-    scaler.step(optimizer)  # skipped if a gradient overflowed in float16
+    scaler.step(optimizer)  # optimizer.step(), then torch's scaler.update()
     optimizer.zero_grad()
     return num_clipped, num_left_out, grad_norm
 
@@ -573,7 +600,8 @@ def evaluate(sampler, weights, task, problems, step, run, args):
 
 def main():
     # Read flags, tokenizer and problems, and print the header. Exits here with --dry_run, and on
-    # errors that flags.check could not see, such as a missing file.
+    # errors that flags.check could not see, such as a missing file. run writes the run's files,
+    # task makes prompts and scores responses, train and test are lists of problems.
     args, run, tokenizer, task, train, test = start.begin(Args, TASKS)
 
     sampler = SamplerProcess(serve, args)  # loads vLLM while this process goes on
@@ -588,15 +616,16 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
+    # End the run if policy, transformers and vLLM compute different models.
+    if not sampler.receive("loaded"):  # a run that is to be resumed stays as it is
+        sys.exit(f"error: the sampler's process {sampler.how_it_ended()} while it loaded")
+    check_sampler(policy, sampler, train[0], args)
     # The newest --lag + 1 snapshots, oldest first: versions[0] samples the next step, versions[-1]
     # holds the policy's own weights. In the first steps there are fewer. They belong to the policy,
     # so that a checkpoint of the policy has them, too.
     versions = deque(checkpoints.load_versions(args.resume), maxlen=args.lag + 1)
     versions.append(snapshot(policy, args))
     policy.versions = versions
-    if not sampler.receive("loaded"):  # a run that is to be resumed stays as it is
-        sys.exit(f"error: the sampler's process {sampler.how_it_ended()} while it loaded")
-    check_sampler(policy, sampler, train[0], args)
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(sampler, versions[-1], task, test, step, run, args)})
@@ -635,7 +664,6 @@ def main():
         # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
         # the answer right?) and format (are the required tags there?).
         scores = score(task, responses, problems)
-        rewards = torch.tensor([s["reward"] for s in scores])  # [N]
         clock.lap("score")
 
         # Compute advantages, and log-probabilities from before the update.
@@ -644,13 +672,13 @@ def main():
             batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
         else:
             batch["ref_logp"] = batch["old_logp"]  # a placeholder: β is 0
-        batch["advantages"] = compute_advantages(rewards, batch, args)  # [N, T]
+        batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
         clock.lap("logprob")
 
-        # Update the policy, and keep its weights for the requests to come.
+        # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # a few responses' log π, before and after
+        run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after
         clock.lap("train")
         lag = len(versions) - 1  # of this step's responses
         versions.append(snapshot(policy, args))  # if there are too many now, the oldest one goes

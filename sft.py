@@ -75,7 +75,7 @@ class Args(settings.CommonArgs):
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
     lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: W + α/r · B·A, where matrices A, B learn
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · its two matrices' product to a weight
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -96,7 +96,7 @@ class Args(settings.CommonArgs):
 
 TASKS = {}  # no paper's settings
 
-# Handle bad flags and --help here, before torch is imported, which takes seconds.
+# Exit here on --help or a bad flag: importing torch takes seconds. main reads the flags again.
 flags.check(Args, TASKS)
 
 import torch
@@ -142,11 +142,11 @@ class Policy(nn.Module):
         Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
         full vocabulary; without with_entropy it is zero.
         """
-        dtype = getattr(torch, self.args.dtype)
+        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
-            # Each position predicts the next token, so take the state one position before each
-            # response token. It always exists, because the prompt comes first.
+            # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
+            # of tokens 1 to T − 1. No response token is lost, because the prompt comes first.
             states = hidden[:, :-1][mask[:, 1:]]  # [num_tokens, D]
             targets = ids[mask]  # [num_tokens], in the same order
             # Apply self.head to one chunk of tokens at a time, and recompute its logits in the
@@ -158,17 +158,18 @@ class Policy(nn.Module):
         """Compute the final hidden state of every token, the input of the head: [N, T, D]."""
         # Start from float32 embeddings, so that the residual stream stays float32, whatever the
         # weights' dtype. autocast rounds only the inputs of matrix products.
-        embedded = passes.embed(self.lm, ids)  # {"inputs_embeds": [N, T, D]}
-        # Length of the prefix that all rows have in common; 0 if sharing it saves no time.
+        embedded = passes.embed(self.lm, ids)  # {"inputs_embeds": [N, T, D] in float32}
+        # If all rows of this call begin with the same prompt, its length; 0 if they don't, or if
+        # computing it once would save no time. Result and gradient are the same.
         length = passes.length_to_share(ids, mask, self.args)
-        if length > 0:  # run the prefix once; result and gradient are the same
+        if length > 0:
             return passes.with_shared_prompt(self.lm.model, embedded, length)
         return self.lm.model(**embedded, use_cache=False).last_hidden_state
 
     def head(self, states, targets, temperature, with_entropy):
         """Compute log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
         logits = passes.logits(self.lm, states)  # [n, vocabulary] in float32
-        all_log_probs = logits.div_(temperature).log_softmax(-1)  # div_ avoids a copy
+        all_log_probs = logits.div_(temperature).log_softmax(-1)  # in place: saves memory
         logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of the targets: [n]
         entropy = torch.zeros_like(logp)
         if with_entropy:
@@ -183,7 +184,7 @@ def to_rows(values, mask):
 
 
 def load_policy(args, trained):
-    """Load the model to train, in float32, or the frozen reference model, in --dtype."""
+    """Load the model: to train it, in float32, or frozen, in --dtype (a reference, if any)."""
     dtype = torch.float32 if trained else getattr(torch, args.dtype)
     # If the model also reads images, text_only leaves that part out.
     lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, **text_only(args.model))
@@ -202,11 +203,10 @@ def log_probs(policy, batch, args, with_entropy=True):
     """
     all_logp = torch.zeros(batch["ids"].shape)
     all_entropy = torch.zeros(batch["ids"].shape)
-    inputs = {"ids": batch["ids"], "mask": batch["mask"]}  # all that the policy reads
     # A micro-batch is on the policy's device and has as many rows as fit in one forward pass,
     # padded to the longest of them. Each row comes once, longest first; rows without response
     # tokens are skipped. The last argument is the progress bar's title.
-    for rows, micro in micro_batches(inputs, args, "log-probabilities"):
+    for rows, micro in micro_batches(batch, args, "log-probabilities"):
         logp, entropy = policy(micro["ids"], micro["mask"], 1.0, with_entropy)
         length = logp.shape[1]
         # Add, don't assign. With sharded weights, all processes must run the same number of passes.
@@ -268,8 +268,8 @@ def update(policy, optimizer, batch, step, args):
     losses = []  # one for each update
     grad_norms = []
     for minibatch in minibatches(batch, args.updates_per_step):
-        minibatch = balance(minibatch, args)  # equal work for all processes
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
+        minibatch = balance(minibatch, args)  # equal work for all processes
         loss, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         losses.append(loss)
         grad_norms.append(grad_norm)
@@ -284,20 +284,21 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 
     Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
     """
-    scaler = float16.scaler(optimizer, args)  # the run's GradScaler; idle unless dtype is float16
+    scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
     for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
         logp, _ = policy(micro["ids"], micro["mask"], temperature=1.0)
         loss = policy_loss(logp, micro, divisor)
-        # FSDP2 averages gradients over the processes; WORLD_SIZE turns the mean into the sum.
+        # If there are several processes, FSDP2 averages their gradients: × WORLD_SIZE is the sum.
         scaler.scale(loss * WORLD_SIZE).backward()
         minibatch_loss += loss.detach().double()  # .item() would wait for the GPU
     scaler.unscale_(optimizer)
     grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
     grad_norm = full_tensor(grad_norm).item()  # under FSDP2 it is a DTensor: gather it
-    # Before the weights change, exit if the loss or (except in float16) the norm is not finite.
+    # Exit if the loss or the norm is NaN or infinite, while the weights are still good. In float16
+    # such a norm is only an overflow: scaler.step skips this update and lowers the loss's scale.
     records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
-    scaler.step(optimizer)  # skipped if a gradient overflowed in float16
+    scaler.step(optimizer)  # optimizer.step(), then torch's scaler.update()
     optimizer.zero_grad()
     return all_reduce(minibatch_loss), grad_norm
 
@@ -317,7 +318,8 @@ def evaluate(policy, test, args):
 
 def main():
     # Read flags, tokenizer and problems, and print the header. Exits here with --dry_run, and on
-    # errors that flags.check could not see, such as a missing file.
+    # errors that flags.check could not see, such as a missing file. run writes the run's files,
+    # task makes prompts and scores responses, train and test are lists of problems.
     args, run, tokenizer, _, train, test = start.begin(Args, TASKS, examples)
 
     policy = load_policy(args, trained=True)

@@ -91,9 +91,10 @@ class Step:
 
     def score(self):
         problem = {"answer": {"Zoey": True}}
-        score(kk, self.responses, [problem] * len(self.responses))
-        # Random rewards, because equal rewards give no gradient.
-        self.rewards = torch.tensor([random.Random(response.text).random() for response in self.responses])
+        self.scores = score(kk, self.responses, [problem] * len(self.responses))
+        for response, found in zip(self.responses, self.scores):
+            # Random rewards, because equal rewards give no gradient.
+            found["reward"] = random.Random(response.text).random()
 
     def log_probs(self):
         batch, args = self.batch, self.args
@@ -101,7 +102,7 @@ class Step:
         batch["ref_logp"] = batch["old_logp"]
         if self.reference:
             batch["ref_logp"], _ = self.trainer.log_probs(self.reference, batch, args, with_entropy=False)
-        batch["advantages"] = self.trainer.compute_advantages(self.rewards, batch, args)
+        batch["advantages"] = self.trainer.compute_advantages(self.scores, batch, args)
 
     def update(self):
         return self.trainer.update(self.policy, self.optimizer, self.batch, 1, self.args)

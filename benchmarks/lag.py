@@ -7,7 +7,6 @@ Left: test accuracy over the steps, mean of the seeds. Right: accuracy, mean of 
 lag; a line per correction, a small dot per seed.
 """
 
-import json
 import re
 import sys
 from collections import defaultdict
@@ -15,24 +14,22 @@ from pathlib import Path
 from statistics import fmean
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from runtime import curves
+from tools import kept
 
 FOLDER = Path(__file__).parent / "kk_tiny"
 COLOURS = {"none": "#d55e00", "tis": "#0072b2", "icepop": "#009e73", "ppo": "#cc79a7"}
 LAST = 3  # evaluations per mean, as in tools/compare.py
 
 
-def kept():
+def saved():
     """Return {(lag, correction): {seed: [(step, accuracy), …]}}; lag 0 belongs to every correction."""
     found = defaultdict(dict)
-    for path in sorted(FOLDER.glob("lag_*_seed_*.json")):
-        lag, correction, seed = re.fullmatch(r"lag_(\d+)_?(\w*)_seed_(\d+)", path.stem).groups()
-        rows = json.loads(path.read_text())["rows"]
-        curve = [(row["step"], row["eval/accuracy"]) for row in rows if "eval/accuracy" in row]
-        found[int(lag), correction][int(seed)] = curve
+    for name, run in kept.read(FOLDER).items():
+        if match := re.fullmatch(r"lag_(\d+)_?(\w*)_seed_(\d+)", name):
+            lag, correction, seed = match.groups()
+            curve = [(row["step"], row["eval/accuracy"]) for row in run["rows"] if "eval/accuracy" in row]
+            found[int(lag), correction][int(seed)] = curve
     return found
 
 
@@ -46,8 +43,9 @@ def last(curve):
 
 
 def main():
-    found = kept()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), dpi=200)
+    found = saved()
+    figure = curves.new_figure(curves.WIDTH, 4.4, "")
+    left, right = figure.subplots(1, 2)
     left.plot(*zip(*mean_curve(found[0, ""])), color="black", marker="o", label="lag 0")
     largest = max(lag for lag, _ in found)
     for correction, colour in COLOURS.items():
@@ -62,14 +60,12 @@ def main():
         right.plot(*zip(*means), color=colour, marker="o", label=correction)
     left.set(xlabel="step", ylabel="test accuracy", ylim=(0, 1), xticks=range(0, 25, 4))
     right.set(xlabel="lag [steps]", ylim=(0, 1), xticks=sorted({lag for lag, _ in found}))
-    right.set_title(f"mean of the last {LAST} evaluations", fontsize=10)
-    left.set_title(f"mean of the seeds, lag 0 and {largest}", fontsize=10)
+    right.set_title(f"mean of the last {LAST} evaluations")
+    left.set_title(f"mean of the seeds, lag 0 and {largest}")
     for axes in (left, right):
-        axes.legend(fontsize=8)
+        axes.legend(fontsize="small")
         axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    figure.savefig(FOLDER / "stale.png")
+    curves.save(figure, [FOLDER / "stale.png"])
     for (lag, correction), runs in sorted(found.items()):
         values = ", ".join(f"{last(curve):.3f}" for curve in runs.values())
         print(f"lag {lag} {correction}: {values}; curve {[round(value, 2) for _, value in mean_curve(runs)]}")

@@ -13,6 +13,7 @@ if all functions pass, and 1 otherwise.
 import contextlib
 import importlib
 import linecache
+import os
 import secrets
 import sys
 from dataclasses import dataclass
@@ -362,6 +363,9 @@ def main(args):
     seed = secrets.randbelow(2**31) if args.seed is None else args.seed
     lines = [line for lesson in lessons for line in check_lesson(lesson, folder, seed)]
     show(lines, console)
+    if any(verdict == NOT_YET for _, verdict, *_ in lines):
+        name = lessons[0] if len(lessons) == 1 else "N"
+        console.print(f"write the functions in {os.path.relpath(folder)}/lesson_{name}.py")
     num_passed = sum(verdict == PASS for _, verdict, *_ in lines)
     console.print(f"{num_passed} of {len(lines)} pass (random inputs: --seed {seed} repeats them)")
     sys.exit(int(num_passed < len(lines)))

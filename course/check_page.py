@@ -68,7 +68,8 @@ def step_of_script(name, page):
     if hasattr(script, "log_probs"):
         batch["old_logp"], _ = script.log_probs(policy, batch, args)
         batch["ref_logp"] = batch["old_logp"]  # in the first step, the reference has the same weights
-    batch["advantages"] = script.compute_advantages(page["rewards"].cpu(), batch, args)
+    scores = [{"reward": reward} for reward in page["rewards"].tolist()]
+    batch["advantages"] = script.compute_advantages(scores, batch, args)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=args.lr, weight_decay=args.weight_decay, fused=True)
     with gradient_norms() as norms:
         script.update(policy, optimizer, batch, 1, args)

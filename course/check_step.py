@@ -106,7 +106,8 @@ def reinforces():
     reinforce, args, policy = reinforces_policy()
     with torch.no_grad():
         logp, _ = policy(batch["ids"], batch["mask"], args.temperature)
-    advantages = reinforce.compute_advantages(given()["rewards"], batch, args)
+    scores = [{"reward": reward} for reward in given()["rewards"].tolist()]
+    advantages = reinforce.compute_advantages(scores, batch, args)
     leaf = batch["logp"].clone().requires_grad_()
     loss = reinforce.policy_loss(leaf, batch, batch["mask"].sum(), args)
     (gradient,) = torch.autograd.grad(loss, leaf)

@@ -6,11 +6,10 @@ failures.png has a panel per failure: the metric that shows it, together with th
 six metrics of a run, without its name.
 """
 
-import json
 from pathlib import Path
 
 from runtime import curves
-from tools import plot
+from tools import kept, plot
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "course" / "results"
@@ -38,7 +37,7 @@ LOG = ("kl", "grad_norm", "sampler_gap")  # metrics that may grow by powers of t
 
 def rows(name):
     """Return the rows of a recorded run."""
-    return json.loads((ROOT / f"{name}.json").read_text())["rows"]
+    return kept.run(name)["rows"]
 
 
 def draw(axis, key, healthy, runs):

@@ -157,6 +157,7 @@ def identity(problem):
 def score(task, responses, problems):
     """Return a dictionary with reward, correct and format for each of vLLM's responses, which have their texts.
 
+    It also has the response's text, as `response`, and in gigpo.py the turns, as (problem, state, number of tokens).
     problems: one per response. A conversation is scored by its last turn, or by all its turns if the task has
     score_conversation(). If the task fails in any process, TaskError is raised in all of them: records.py then ends the
     run with a checkpoint. All processes must call it.
@@ -180,8 +181,20 @@ def score(task, responses, problems):
         failed = str(error)
     for failure in filter(None, processes.gather([failed])):
         raise TaskError(failure)
-    # Copy them, because equal responses may share one. Convert rewards to float, because they become tensors.
-    return [{**found, "reward": float(found["reward"])} for found in scores]
+    copies = []
+    for found, response, problem in zip(scores, responses, problems):
+        # Copy it, because equal responses may share one. Convert rewards to float, because they become tensors.
+        copies.append({**found, "reward": float(found["reward"]), "response": response.text})
+        if hasattr(response, "states"):
+            turns = zip(response.states, response.lengths)
+            copies[-1]["turns"] = [(problem["id"], state, length) for state, length in turns]
+    return copies
+
+
+def with_part(score, name, value):
+    """Return the score with a number added to its reward and, if the reward has parts, with this part."""
+    parts = score.get("parts") or {}
+    return {**score, "reward": score["reward"] + value, "parts": {**parts, name: value} if parts else {}}
 
 
 def scores_of(task, conversations, answers, more=None):
@@ -215,20 +228,21 @@ def with_ended(scores):
     return [ended if score == TIMED_OUT else score for score in scores]
 
 
-def parts_of(task, responses, scores):
+def parts_of(scores, name):
     """Return the parts of each reward, a list of numbers per response, in one order; without parts, the reward itself.
 
-    TaskError in all processes if a response has other parts than the first one. All processes must call it.
+    name: the task's, for errors. TaskError in all processes if a response has other parts than the first one.
+    All processes must call it.
     """
     from runtime.processes import gather  # here, because flags.check must find bad flags before torch is loaded
 
     parts = [score.get("parts") or {"reward": score["reward"]} for score in scores]
     names = gather([list(parts[0])])[0]  # the order of the first process's first response
     failed = []
-    for part, response in zip(parts, responses):
+    for part, score in zip(parts, scores):
         if set(part) != set(names):
-            which = f"the response {response.text!r:.200} the parts {list(part)}, and another one {names}"
-            failed.append(f"{getattr(task, '__file__', task)}: score() gives {which}")
+            which = f"the response {score['response']!r:.200} the parts {list(part)}, and another one {names}"
+            failed.append(f"{name}: score() gives {which}")
     for failure in gather(failed[:1]):
         raise TaskError(failure)
     return [[total(part[name]) for name in names] for part in parts]
@@ -246,7 +260,8 @@ def turn_rewards(score, num_turns):
     """
     parts = [part for part in score.get("parts", {}).values() if isinstance(part, list)]
     rewards = [float(sum(of_turn)) for of_turn in zip(*parts)] or [0.0] * num_turns
-    rewards[-1] += score["reward"] - sum(rewards)
+    if rewards:
+        rewards[-1] += score["reward"] - sum(rewards)
     return rewards
 
 

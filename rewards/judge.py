@@ -52,24 +52,27 @@ class Judge:
     def call(self, name, *arguments):
         """Return the result of the task's function of this name.
 
-        TimeoutError if the call takes too long or ends the process. own.TaskError if it raises.
+        TimeoutError if the call takes too long or ends the process, twice: once may be the system's doing, for want of
+        memory. own.TaskError if it raises.
         """
-        if self.process is None:
-            self.start()
-        try:
-            if not self.is_ready:
-                self.read()  # load() may take any time
-                self.is_ready = True
-            self.pipe.send((name, arguments))
-            if not self.pipe.poll(self.seconds):
-                raise TimeoutError
-            return self.read()
-        except (TimeoutError, EOFError, OSError) as error:
-            started = self.is_ready
+        for is_last in (False, True):
+            if self.process is None:
+                self.start()
+            try:
+                if not self.is_ready:
+                    self.read()  # load() may take any time
+                    self.is_ready = True
+                self.pipe.send((name, arguments))
+                is_late = not self.pipe.poll(self.seconds)
+                if not is_late:
+                    return self.read()
+            except (EOFError, OSError) as error:
+                is_late = False
+                if not self.is_ready and is_last:
+                    raise own.TaskError(f"{self.file}: the process that scores responses did not start") from error
             self.end()
-            if not started:
-                raise own.TaskError(f"{self.file}: the process that scores responses did not start") from error
-            raise TimeoutError from error
+            if is_late or is_last:
+                raise TimeoutError
 
     def read(self):
         """Wait for the next result. own.TaskError if there is an error instead."""

@@ -55,10 +55,10 @@ def balance(minibatch, args):
     process. Groups that may share the computation of their prompt are not split. All processes must
     call it.
     """
-    if WORLD_SIZE == 1 or passes.prompts_can_be_shared(args):
+    if not passes.swaps_rows(args):
         return minibatch
     ends = passes.used_lengths(minibatch["mask"])  # [N]
-    needed = passes.used_lengths(passes.mask_with_gradient(minibatch, args))  # [N]
+    needed = passes.used_lengths(passes.without_idle(minibatch, args)["mask"])  # [N]
     mine = []
     for i, end in enumerate(ends.tolist()):
         # Clone it: sending a view would send the whole tensor behind it.
@@ -80,16 +80,19 @@ def balance(minibatch, args):
 def gather_groups(batch, is_chosen):
     """Return the chosen groups of all processes, in the order of their prompts.
 
-    batch: this process's rows, {name: [N, …]}; is_chosen: a bool for each of its groups. A group is
-    its rows of the batch, {name: [G, …]}.
+    batch: this process's rows, {name: [N, …]}, and perhaps their scores, a list; is_chosen: a bool
+    for each of its groups. A group is its rows of the batch, {name: [G, …]}.
     """
     size = len(batch["ids"]) // len(is_chosen)
     mine = []
     for i, chosen in enumerate(is_chosen):
         if chosen:
             rows = slice(i * size, (i + 1) * size)
-            # Clone it: sending a view would send the whole tensor behind it.
-            group = {name: value[rows].clone() for name, value in batch.items()}
+            group = {name: value[rows] for name, value in batch.items()}
+            for name, value in group.items():
+                if torch.is_tensor(value):
+                    # Clone it: sending a view would send the whole tensor behind it.
+                    group[name] = value.clone()
             mine.append((i, RANK, group))
     found = gather(mine)
     found.sort(key=lambda item: item[:2])  # prompts were assigned to the processes in turn
@@ -101,12 +104,18 @@ def deal_groups(groups, like, args):
 
     All processes have the same groups. They are spread over the step's updates in order, then over
     the processes; the numbers of groups differ by at most one. Groups without response tokens fill
-    the batch up to prompts_per_step. So all parts have the same number of rows, and minibatches
-    cuts them like a full step. like: a batch with the same keys, for the case of no groups.
+    the batch up to prompts_per_step; their scores are equal, without turns. So all parts have the
+    same number of rows, and minibatches cuts them like a full step. like: a batch with the same
+    keys, for the case of no groups.
     """
     size = args.prompts_per_step // args.updates_per_step  # groups per update, on all processes
     first_group = slice(args.responses_per_prompt)
-    empty = {name: torch.zeros_like(rows[first_group]) for name, rows in like.items()}
+    empty = {}
+    for name, rows in like.items():
+        if torch.is_tensor(rows):
+            empty[name] = torch.zeros_like(rows[first_group])
+        else:
+            empty[name] = [{**rows[0], "turns": []}] * args.responses_per_prompt
     mine = []
     for part in torch.arange(len(groups)).tensor_split(args.updates_per_step):
         of_update = [groups[i] for i in part] + [empty] * size
@@ -114,7 +123,7 @@ def deal_groups(groups, like, args):
     share = {}
     for name in empty:
         rows = [row for group in mine for row in group[name]]
-        share[name] = pad_sequence(rows, batch_first=True)
+        share[name] = pad_sequence(rows, batch_first=True) if torch.is_tensor(rows[0]) else rows
     return share
 
 

@@ -5,6 +5,7 @@ import functools
 import hashlib
 import importlib
 import os
+import shutil
 import sys
 import types
 
@@ -26,6 +27,8 @@ from runtime.processes import ON_GPU, WORLD_SIZE
 # At the program's start; common_options changes both for a small model.
 NUM_THREADS = torch.get_num_threads()
 BOUND_TO = os.environ.get("VLLM_CPU_OMP_THREADS_BIND")
+# tqdm's own format without vLLM's tokens per second, which would leave the bar one column.
+NARROW = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
 
 # Tokens per block of a CPU's key-value cache, and per forward pass. The prefix cache holds whole
 # blocks. With vLLM's 128 tokens, the responses of a group would each compute up to 127 tokens of
@@ -208,7 +211,8 @@ def bar_with(title, **options):
         return False
 
     def bar(*items, **of_vllm):
-        return tqdm(*items, **{**of_vllm, **options, "desc": title, "leave": False})
+        fits = {"bar_format": NARROW} if shutil.get_terminal_size().columns < 120 else {}
+        return tqdm(*items, **{**of_vllm, **options, **fits, "desc": title, "leave": False})
 
     return bar
 

@@ -7,24 +7,28 @@ from pathlib import Path
 import torch
 from rich.table import Table
 
-from runtime import flags, folders, processes, terminal
+from runtime import flags, folders, papers, processes, terminal
 
 
 def show(args, sizes, layers):
     """Print the header. A setting that differs from the paper's gets a row with the reason.
 
-    sizes: {parameters, estimated_memory_gb, memory_gb, training_problems, test_problems}; memory is
-    per process, in GiB. layers: the sources of the defaults, as in flags.layers.
+    A task without a paper has the script's defaults there. sizes: {parameters, test_problems,
+    estimated_memory_gb, memory_gb, training_problems}; memory is per process, in GiB. layers: the
+    sources of the defaults, as in flags.layers.
     """
     console = terminal.console()
     console.rule(Path(sys.argv[0]).name)
     different = flags.differences(args, layers)
-    if not flags.given(sys.argv[1:], ["run_dir"]):
-        different.pop("run_dir", None)  # chosen by choose_folder
+    for name in [name for name in different if different[name][1] == "command line"]:
+        if not flags.given(sys.argv[1:], [name]):
+            del different[name]  # the run has set it, such as run_dir
     if args.steps == args.epochs * (sizes["training_problems"] // args.prompts_per_step):
         different.pop("steps", None)  # they follow from the epochs
+    has_paper = args.has_sampler and args.task in ("kk", *papers.TASKS)
+    usual = "in the paper" if has_paper else "by default"
 
-    table = Table("", "here", "in the paper", "because of", box=None, pad_edge=False)
+    table = Table("", "here", usual, "because of", box=None, pad_edge=False)
     others = Table.grid(padding=(0, 3))  # a row for each group of settings
     for title, names in flags.read_sources(type(args))[0].items():
         same = []
@@ -34,11 +38,11 @@ def show(args, sizes, layers):
                 table.add_row(name, str(value), *map(str, different[name]))
             elif value not in ("", None):
                 same.append(f"{name} {value}")
-        others.add_row(title, "   ".join(same))
-    console.print(table)
-    console.print()
-    console.print(others, style="dim")
-    console.print()
+        if same:
+            others.add_row(title, "   ".join(same))
+    if table.rows:
+        console.print(table, "")
+    console.print(others, "", style="dim")
     needed, available = sizes["estimated_memory_gb"], sizes["memory_gb"]
     steps = "1 step" if args.steps == 1 else f"{args.steps} steps"
     left_out = ", without the part that reads images" if sizes.get("without_images") else ""

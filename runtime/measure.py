@@ -1,6 +1,7 @@
 """Compute a step's metrics over the responses and tokens of all processes."""
 
 import math
+from collections import Counter
 from statistics import fmean
 
 import torch
@@ -34,6 +35,7 @@ def of_responses(responses, problems, scores, args):
         # Scoring can take too long in mathematics.
         "timed_out": sum(gather([score.get("timed_out", False) for score in scores])),
         **parts_of_rewards(scores),
+        **of_turns(responses),
     }
 
 
@@ -54,9 +56,12 @@ def all_equal(groups):
 def of_turns(conversations):
     """Return metrics of conversations: mean turns, and the fractions tool_rate and tool_errors.
 
+    {} for responses, which are no conversations.
     tool_rate: of conversations that got a reply; tool_errors: of calls that failed, or took too
     long (None without a call).
     """
+    if not hasattr(conversations[0], "side"):
+        return {}
     calls = all_reduce(sum(conversation.side.num_calls for conversation in conversations))
     errors = all_reduce(sum(conversation.side.num_errors for conversation in conversations))
     return {
@@ -171,11 +176,21 @@ def mean(values):
     return sum(finite) / max(1, len(finite))
 
 
-def kl_share(rewards, returns, mask):
+def shared(states):
+    """Return the fraction of turns that begin in the same state as another one (gigpo.py).
+
+    states: one per turn of this process.
+    """
+    counts = Counter(gather(states))
+    return mean_of_all([counts[state] > 1 for state in states])
+
+
+def kl_share(scores, returns, mask):
     """Return the KL penalty as a fraction of the returns' size, from 0 to 1 (reinforce_pp.py).
 
-    rewards [N]; returns [N, T]: rewards minus penalties.
+    scores: one per response; returns [N, T]: rewards minus penalties.
     """
+    rewards = torch.tensor([score["reward"] for score in scores])  # [N]
     of_tokens = rewards[:, None] * mask  # [N, T]
     penalty = token_mean((of_tokens - returns).abs(), mask)
     total = penalty + token_mean(of_tokens.abs(), mask)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
-from runtime.processes import DEVICE, ON_GPU, all_reduce
+from runtime.processes import DEVICE, ON_GPU, WORLD_SIZE, all_reduce
 from runtime.terminal import progress
 
 # Number of tokens whose logits exist at once: [HEAD_CHUNK, vocabulary] in float32.
@@ -24,9 +24,19 @@ PASS_COST = 150
 # ------------------------------------------------------------------------------------------ batches
 
 
-def idle_tokens(batch):
-    """Return the tokens that micro_batches may skip: a batch's ids, and a mask of these tokens."""
-    return {"ids": batch["ids"], "mask": batch["mask"] & (batch["advantages"] == 0)}
+def swaps_rows(args):
+    """Return whether processes swap rows before an update (dealing.balance)."""
+    return WORLD_SIZE > 1 and not prompts_can_be_shared(args)
+
+
+def idle_tokens(batch, args):
+    """Return a batch whose mask has the tokens that an update of this process's rows skips.
+
+    These are the tokens that without_idle drops; if processes swap rows, they are all tokens.
+    """
+    if swaps_rows(args):
+        return batch
+    return {**batch, "mask": batch["mask"] & (batch["advantages"] == 0)}
 
 
 def micro_batches(batch, args, title=""):
@@ -35,10 +45,7 @@ def micro_batches(batch, args, title=""):
     Yields (row numbers, the rows' part of the batch on DEVICE). Each tensor is cut to the longest
     of these rows, counted up to the row's last token in the mask. Each row with a token in the mask
     comes exactly once, longest first.
-
-    The mask drops tokens that have no gradient (mask_with_gradient).
     """
-    batch = {**batch, "mask": mask_with_gradient(batch, args)}
     lengths = used_lengths(batch["mask"])  # [N]
     passes = plan_passes(batch["ids"], batch["mask"], lengths, args)
     # Under FSDP2 all processes must run equally many passes, forward and backward. A process with
@@ -57,14 +64,15 @@ def micro_batches(batch, args, title=""):
         yield rows, micro
 
 
-def mask_with_gradient(batch, args):
-    """Return the batch's mask [N, T] without the tokens that have no gradient.
+def without_idle(batch, args):
+    """Return the batch, its mask [N, T] without the tokens that have no gradient.
 
-    If the batch has advantages and the loss has no KL term, a token whose advantage is 0 has none.
+    If the loss has no KL term, these are the tokens whose advantage is 0. A batch without
+    advantages (sft.py) stays as it is.
     """
     if "advantages" in batch and args.kl_coef == 0:
-        return batch["mask"] & (batch["advantages"] != 0)
-    return batch["mask"]
+        return {**batch, "mask": batch["mask"] & (batch["advantages"] != 0)}
+    return batch
 
 
 def to_device(value):

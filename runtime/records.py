@@ -237,12 +237,13 @@ class Records:
         usual = USUAL_GAP[self.args.dtype]
         if self.args.lag or gap <= usual:
             return
-        self.console.print(
-            f"warning: sampler_gap is {gap:.3f} nats, usually below {usual:.3g}: vLLM and the "
-            "trainer give the same tokens different probabilities. If --dtype float32 closes the "
-            "gap, it is rounding; otherwise see docs/troubleshooting.md.",
-            style="yellow",
-        )
+        if not self.args.sampler_dtype:  # 8 bits explain a gap, but not that it jumps
+            self.console.print(
+                f"warning: sampler_gap is {gap:.3f} nats, usually below {usual:.3g}: vLLM and the "
+                "trainer give the same tokens different probabilities. If --dtype float32 closes "
+                "the gap, it is rounding; otherwise see docs/troubleshooting.md.",
+                style="yellow",
+            )
         if len(self.gaps) == 2 and self.args.stop_at_gap and not gap <= JUMP * self.gaps[0]:
             self.fail(
                 f"sampler_gap jumped from {self.gaps[0]:.2g} to {gap:.2g} nats when the sampler "
@@ -323,12 +324,12 @@ class Records:
             sys.exit(1)
 
     def show_results(self, step):
-        """Show curves, one problem before and after, memory, and how to resume."""
+        """Show curves, one problem before and after, memory, how to resume, what to look at."""
         self.plot()
         rows = curves.read_rows(self.folder / "metrics.jsonl")
         colours = self.console.is_terminal and not self.console.no_color
-        print(curves.in_terminal(rows, self.console.width, colours=colours))
-
+        if plots := curves.in_terminal(rows, self.console.width, colours=colours):
+            print(plots)
         comparison = before_after.view(curves.read_rows(self.folder / "test_samples.jsonl"))
         if comparison:
             text, table = comparison
@@ -340,7 +341,8 @@ class Records:
         print(f"peak memory {used:.1f} GiB; estimated before the run: {estimated:.1f}")
         self.tensorboard.close()
         text = self.last_line(step)
-        print(text)
+        test = f"python evaluate.py {self.folder}; " if folders.complete(self.folder) else ""
+        print(f"{text}\nnext: {self.folder}/curves.png; {test}make watch")
         files.write(self.folder / "ended.txt", f"{text}\n")
         if self.args.track:
             sys.modules["wandb"].finish()

@@ -6,6 +6,7 @@ log-probabilities, after the policy's weights were changed and copied to vLLM.
 """
 
 import contextlib
+import dataclasses
 import math
 import sys
 
@@ -27,8 +28,9 @@ def check(policy, llm, sync_weights, problem, args):
     problem: its prompt is used. All processes must call it. It costs a sync, ten tokens and a few
     forward passes. Then the policy has its own weights again, and torch its random state.
     """
+    exact = dataclasses.replace(args, sampler_dtype="")  # --sampler_dtype is to differ
     with changed_weights(policy):
-        sync_weights(policy, llm, args)
+        sync_weights(policy, llm, exact)
         compare(policy, problem, args, ten_tokens(llm, problem))
 
 

@@ -116,6 +116,7 @@ class RunArgs(CommonArgs):
 
     # ---- machine
     kv_cache_gb: PositiveFloat = 16.0  # GiB for the sampler's key-value cache, beside its weights
+    sampler_dtype: Literal["", "int8", "fp8"] = ""  # round the sampler's weights; empty: --dtype
 
     # ---- run
     stop_at_gap: bool = True  # end the run if sampler and trainer compute different models

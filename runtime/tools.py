@@ -38,6 +38,12 @@ def set_up(task, tokenizer, args):
     ValueError if the chat template has no tools, or no parser is known for it. Nothing happens
     without TOOLS, and in scripts of one turn.
     """
+    is_apart = hasattr(args, "max_turns") and hasattr(args, "sampler_gpus")
+    if is_apart and hasattr(task, "Conversation"):
+        raise ValueError(
+            f"{task.__file__} has a Conversation, whose state is in the sampler's process; this "
+            "script scores in another one: give the task functions, or take a script without --lag"
+        )
     if not hasattr(task, "TOOLS") or not hasattr(args, "tool_parser"):
         return
     template = tokenizer.get_chat_template() if tokenizer.chat_template else ""
@@ -119,6 +125,7 @@ class Side:
 
     def __init__(self, task, problem, seed):
         self.task = task
+        self.file = getattr(task, "__file__", "")
         self.problem = problem
         self.num_calls = self.num_errors = 0
         self.last_error = ""
@@ -129,6 +136,10 @@ class Side:
             work = lambda: [run_job(*job) for job in jobs]  # noqa: E731
             threading.Thread(target=work, daemon=True).start()
             self.make = lambda: task.Conversation(copy.deepcopy(problem), seed)
+
+    def __getstate__(self):
+        """Without the task: a conversation may come from the sampler's process (grpo_async.py)."""
+        return {**vars(self), "task": None}
 
     def method(self, name, *arguments):
         """Return a job for side_by_side: a call of the Conversation's method."""
@@ -160,6 +171,8 @@ def replies(task, conversations, tokenizer, args):
     If the turn calls tools, it is a list of strings, one per call. conversations: objects with
     turns and replies (lists of texts) and side. At most --max_reply_tokens of a reply stay.
     """
+    if not hasattr(task, "parser"):  # in a sampler's process of its own
+        set_up(task, tokenizer, args)
     found = [None] * len(conversations)
     jobs = []  # (index of the conversation, function, line)
     for i, one in enumerate(conversations):
@@ -285,7 +298,7 @@ def most_failed(conversations):
     errors = [side.last_error for side in sides for _ in range(side.num_errors)]
     if len(errors) < max(MOST_ERRORS, MOST_FAILED * calls):
         return ""
-    file = sides[0].task.__file__
+    file = sides[0].file
     return f"{file}: {len(errors)} of {calls} calls of this step have failed, such as {errors[-1]}"
 
 

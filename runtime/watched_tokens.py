@@ -29,8 +29,7 @@ def few(batch, args):
 def new_log_probs(policy, batch, args):
     """Return log-probabilities of a batch's response tokens under the current policy, [N, T]."""
     all_logp = torch.zeros(batch["ids"].shape)
-    inputs = {"ids": batch["ids"], "mask": batch["mask"]}
-    for rows, micro in micro_batches(inputs, args, "what the update did"):
+    for rows, micro in micro_batches(batch, args, "what the update did"):
         logp, _ = policy(micro["ids"], micro["mask"], args.temperature)
         all_logp[rows, : logp.shape[1]] += logp.cpu()
     return all_logp

@@ -261,11 +261,12 @@ def step_of_main(trainer, args, batch, rewards, monkeypatch, calls=None):
     written, given, models = [], [], []
     problems = [{"id": 0, "category": "2"} for _ in rewards]
     responses = [answer(num_tokens) for num_tokens in batch["mask"].sum(1).tolist()]
-    for response, problem in zip(responses, problems):  # grpo_multi_turn.py's conversations are of one turn
+    for response in responses if hasattr(trainer, "Conversation") else []:  # conversations of one turn
         response.turns, response.replies = [response.text], []
         response.side = SimpleNamespace(num_calls=0, num_errors=0)
-        response.states, response.lengths, response.problem = ["start"], [len(response.token_ids)], problem
-    scores = [{"reward": float(reward), "correct": reward > 0, "format": True} for reward in rewards]
+    scores = [{"reward": float(reward), "correct": reward > 0, "format": True, "turns": []} for reward in rewards]
+    for one, num_tokens in zip(scores, batch["mask"].sum(1).tolist()):
+        one["turns"] = [(0, "start", num_tokens)]
     sampled = {key: batch[key] for key in ("ids", "mask", "sampler_logp")}
 
     def named(name, result=None):

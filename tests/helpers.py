@@ -10,6 +10,7 @@ from conftest import KK_TINY
 
 import grpo
 import sft
+from tools.maintain import updates
 
 PROMPTS, GROUP = 8, 3  # of the batch most tests use: 24 rows, 12 in each of a step's two mini-batches
 N = PROMPTS * GROUP
@@ -151,8 +152,8 @@ def advantages_of(rewards, trainer=grpo, group=4, old_logp=None, **changes):
     else:
         old_logp = torch.zeros(mask.shape, dtype=torch.float64)
     args = arguments(trainer, responses_per_prompt=group, **changes)
-    advantages = trainer.compute_advantages(rewards, {"mask": mask, "old_logp": old_logp}, args)
-    return advantages * trainer.ar_weight(old_logp, args.alpha) if hasattr(trainer, "ar_weight") else advantages
+    batch = {"mask": mask, "old_logp": old_logp, "ref_logp": old_logp}
+    return updates.with_advantages(trainer.__name__, batch, rewards, rewards > 0, args)["advantages"]
 
 
 def padded(rows):

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,6 +23,7 @@ import reinforce_pp_ar_lopti
 import rloo
 from rewards import TaskError, kk, parts_of
 from runtime import measure
+from tools.maintain import updates
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -92,7 +92,8 @@ def test_equal_rewards_have_advantage_zero_exactly():
         batch = {"mask": torch.ones(n, 2, dtype=torch.bool), "values": torch.zeros(n, 2)}
         batch |= {"old_logp": torch.randn(n, 2), "ref_logp": torch.randn(n, 2)}
         rewards = torch.full((n, 2) if trainer is gdpo else (n,), reward)
-        advantages = trainer.compute_advantages(rewards, batch, args)
+        correct = [reward > 0] * n
+        advantages = updates.with_advantages(trainer.__name__, batch, rewards, correct, args)["advantages"]
         alone = trainer is grpo and group == 1  # a group of one is not compared
         assert alone or torch.equal(advantages, torch.zeros(n, 2)), (trainer, group, reward)
 
@@ -108,8 +109,7 @@ def test_rewards_that_differ_by_rounding_alone_have_advantage_zero(trainer):
     assert not measure.all_equal(torch.tensor([[50, 50.0002, 50, 50], [0, 1e-9, 0, 0], [-1, 1, -1, 1.0]])).any()
     batch, args = {"mask": torch.ones(8, 1, dtype=torch.bool)}, arguments(trainer, responses_per_prompt=4)
     rewards = torch.tensor([*close, 50.0, 50.0002, 50.0, 50.0])
-    rewards = rewards[:, None] if trainer is gdpo else rewards
-    advantages = trainer.compute_advantages(rewards, batch, args)[:, 0].tolist()
+    advantages = updates.with_advantages(trainer.__name__, batch, rewards, None, args)["advantages"][:, 0].tolist()
     assert advantages[5] > 1
     if trainer is gdpo:  # which normalises the step's sums once more
         assert advantages[:4] == pytest.approx([0.0] * 4, abs=1e-6)
@@ -170,27 +170,27 @@ NO_SIGNAL = {  # parts of two groups, or of one response, whose sums S are equal
 def test_gdpos_advantage_is_exactly_0_if_the_sums_of_the_parts_are_equal(case):
     group, rewards = NO_SIGNAL[case]
     batch = {"mask": torch.ones(len(rewards), 2, dtype=torch.bool)}
-    advantages = gdpo.compute_advantages(torch.tensor(rewards), batch, arguments(gdpo, responses_per_prompt=group))
+    args = arguments(gdpo, responses_per_prompt=group)
+    advantages = updates.with_advantages("gdpo", batch, torch.tensor(rewards), None, args)["advantages"]
     assert torch.equal(advantages, torch.zeros(len(rewards), 2))
 
 
 def test_gdpos_parts_are_mixed_by_their_names():
-    said = [SimpleNamespace(text="first"), SimpleNamespace(text="second")]
-    task = SimpleNamespace(__file__="my_task.py")
+    task = "my_task.py"
     parts = [{"form": 1, "answer": 0}, {"answer": 1, "form": 0}]
-    assert parts_of(task, said, [{"reward": 1, "parts": part} for part in parts]) == [[1, 0], [0, 1]]
-    assert parts_of(task, said, [{"reward": 3.0, "parts": {}}, {"reward": 2.0}]) == [[3.0], [2.0]]
+    assert parts_of([{"reward": 1, "parts": part} for part in parts], task) == [[1, 0], [0, 1]]
+    assert parts_of([{"reward": 3.0, "parts": {}}, {"reward": 2.0}], task) == [[3.0], [2.0]]
     for other in ({"form": 1}, {"form": 1, "answer": 2, "length": 3}, {"form": 1, "length": 0}, {}):
         with pytest.raises(TaskError, match=r"^my_task.py: .*'second' .* another one \['form', 'answer'\]"):
-            parts_of(task, said, [{"reward": 1, "parts": parts[0]}, {"reward": 1, "parts": other}])
+            parts_of([{"reward": 1, "parts": parts[0]}, {"reward": 1, "parts": other, "response": "second"}], task)
 
 
 def test_in_main_gdpos_parts_are_those_that_the_task_names(batch):
     """Knights & Knaves pays for the form and for the answer. A task that names none has one part, its reward."""
-    assert parts_of(kk, [None], [kk.score("no tags", {"Zoe": True})]) == [[-1.0, -2.0]]
+    assert parts_of([kk.score("no tags", {"Zoe": True})], "kk") == [[-1.0, -2.0]]
     rewards = [float(i % 4) for i in range(len(batch["ids"]))]
     _, given = in_main(gdpo, rewards, batch, beta=0.0, group=GROUP)
-    expected = gdpo.compute_advantages(torch.tensor(rewards)[:, None], batch, arguments(gdpo))
+    expected = updates.with_advantages("gdpo", batch, torch.tensor(rewards), None, arguments(gdpo))["advantages"]
     assert torch.equal(given["advantages"], expected) and expected.any()
 
 
@@ -223,12 +223,12 @@ def test_a_tokens_return_is_the_reward_less_beta_times_the_k1_of_it_and_all_afte
     to_go = [[3, 2, 4], [-1], [2, 1.5, 1, 2]]  # Σ over j ≥ t of k1
     by_hand = [r - 0.5 * x for r, row in zip(REWARDS, to_go) for x in row]
     assert by_hand == [1, 1.5, 0.5, 0.25, 0, 0.25, 0.5, 0]  # their sum is 4, of 8 tokens
-    batch, rewards = batch_of(ROWS), torch.tensor(REWARDS, dtype=torch.float64)
+    batch, scores = batch_of(ROWS), [{"reward": reward} for reward in REWARDS]
     args = arguments(reinforce_pp, kl_coef=0.5)
-    returns, mean, variance = reinforce_pp.token_returns(rewards, batch, args)
+    returns, mean, variance = reinforce_pp.token_returns(scores, batch, args)
     assert returns.dtype == torch.float64 and returns[batch["mask"]].tolist() == by_hand
     assert mean == 0.5 and variance == pytest.approx(1.875 / 7, abs=1e-15)  # Bessel: 8 tokens less one
-    advantages = reinforce_pp.compute_advantages(rewards, batch, args)
+    advantages = reinforce_pp.compute_advantages(scores, batch, args)
     whitened = [(value - 0.5) / math.sqrt(1.875 / 7 + 1e-8) for value in by_hand]
     assert advantages[batch["mask"]].tolist() == pytest.approx(whitened, abs=1e-12)
     assert not returns[~batch["mask"]].any() and not advantages[~batch["mask"]].any()
@@ -238,7 +238,7 @@ def test_the_metrics_by_hand():
     """Σ|β·Σk1| = (9 + 1 + 6.5)/2 = 8.25, Σ|r| = 3·2.5 + 0.25 + 4·1 = 11.75: the penalty's share is 8.25/20."""
     metrics, given = in_main(reinforce_pp, REWARDS, batch_of(ROWS), beta=0.5)
     args = arguments(reinforce_pp, kl_coef=0.5)
-    expected = reinforce_pp.compute_advantages(torch.tensor(REWARDS), batch_of(ROWS), args)
+    expected = reinforce_pp.compute_advantages([{"reward": reward} for reward in REWARDS], batch_of(ROWS), args)
     assert torch.equal(given["advantages"], expected)
     assert metrics["return"] == 0.5
     assert metrics["return_std"] == pytest.approx(math.sqrt(1.875 / 7), abs=1e-15)

@@ -418,7 +418,7 @@ def test_a_tool_that_always_raises_ends_the_run(tmp_path):
 
 @pytest.fixture(scope="module")
 def calling_model(tiny_model, tmp_path_factory):
-    """The tiny model with a template that has tools. It has learned by heart to call one, and then to answer."""
+    """The tiny model with a template that has tools. It has learned by heart to call one twice, and then to answer."""
     folder = tmp_path_factory.mktemp("calling") / "model"
     shutil.copytree(tiny_model, folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -429,16 +429,15 @@ def calling_model(tiny_model, tmp_path_factory):
     task = own.read_file(str(path))
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     end = [tokenizer.eos_token_id]
-    turns = [call("search", query="a"), call("odd", way="raise"), call("search", query="b") + call("search", query="c")]
+    turn = [*tokenizer.encode(call("search", query="a") * 2, add_special_tokens=False), *end]
     rows = []
-    for i, problem in enumerate(own.load("agent.py", task, None, "train", 6, 0)):
+    problems = [own.load("agent.py", task, None, split, 2, 0)[i] for split in ("test", "train") for i in (0, 1)]
+    for i, problem in enumerate(problems):
         prompt = chats.encode(tokenizer, problem)
-        turn = [*tokenizer.encode(turns[i % 3], add_special_tokens=False), *end]
-        results = ["error: ValueError: two lines"] if i % 3 == 1 else ["a: 3 facts", "b: 3 facts"][: 1 + (i % 3 == 2)]
         rows.append((prompt, turn))
         answer = [*tokenizer.encode(f"answer {i}", add_special_tokens=False), *end]
-        rows.append((prompt + turn + chats.encode_reply(tokenizer, results), answer))
-    learn_by_heart(model, rows, lr=3e-3, steps=150, enough=0.3)
+        rows.append((prompt + turn + chats.encode_reply(tokenizer, ["a: 3 facts"] * 2), answer))
+    learn_by_heart(model, rows, lr=5e-3, steps=600, enough=0.01)
     model.to(torch.bfloat16).save_pretrained(folder)
     return folder, path
 
@@ -451,12 +450,11 @@ def test_a_model_that_calls_tools_is_trained_and_evaluated(calling_model, tmp_pa
     assert "tools      search, odd; calls are read by vLLM's parser hermes" in done.stdout
     [row] = metrics(tmp_path / "run")
     assert row["turns"] > 1 and row["sampler_gap"] < 1e-4
-    rows = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
-    assert any("3 facts" in reply or "error" in reply for one in rows for reply in one["replies"])
-    out = ("--out", tmp_path / "out", "--keep_responses", "--limit", "4", "--max_response_tokens", "200")
-    done = run("evaluate.py", folder, "--suite", path, *out)
+    out = ("--out", tmp_path / "out", "--keep_responses", "--limit", "2", "--max_response_tokens", "200")
+    run("evaluate.py", folder, "--suite", path, *out)
     [kept] = (tmp_path / "out").glob("*_responses.jsonl")
-    assert any(json.loads(line)["replies"] for line in kept.read_text().splitlines())
+    replies = [json.loads(line)["replies"] for line in kept.read_text().splitlines()]
+    assert replies == [["a: 3 facts\na: 3 facts"]] * 2
 
 
 @pytest.mark.slow

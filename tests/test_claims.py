@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from tools import compare, inference
+from tools import compare, inference, kept
 from tools.maintain import claims
 
 
@@ -69,8 +69,9 @@ def keep(suite, entry, seed, accuracies, **metrics):
     common, commands, _ = compare.read_suite(suite)
     rows = [{"step": 0, "eval/accuracy": 0.1}]
     rows += [{"step": 4 * i, "eval/accuracy": value} | metrics for i, value in enumerate(accuracies, 1)]
-    path = compare.file_of(claims.RUNS, entry, seed)
-    path.write_text(json.dumps(compare.asked_for(commands[entry], common, seed) | {"rows": rows}))
+    path = claims.RUNS / f"{kept.name_of(entry, seed)}.jsonl"
+    path.unlink(missing_ok=True)
+    kept.add(path, kept.name_of(entry, seed), compare.asked_for(commands[entry], common, seed) | {"rows": rows})
     return path
 
 
@@ -149,8 +150,9 @@ def test_a_row_has_the_worst_of_its_words():
 
     assert word("a")[0] == word("-c")[0] == word("a", beside="c")[0] == inference.SHOWS
     assert word("a", "b")[0] == inference.TOO_FEW and word("a", "c", "b")[0] == inference.OPPOSITE
-    assert word("a", "b")[1].startswith("(1 × shows, 1 × too few runs to tell) +9 (+6.74 to +11.3), claimed 1; +0 (")
-    assert "; for comparison, the opposite: −9 (" in word("a", beside="c")[1]
+    assert word("a", "b")[2] == ["━━━━━━━━━━━━●━━━━◇━━━━━━━"] and word("a")[2] == ["│·◇···········━━━━━●━━━━━"]
+    assert word("a", "b")[1].startswith("(1 × shows, 1 × too few runs to tell) +9 (+6.74 to +11.3), claimed 1<br>+0 (")
+    assert "<br>for comparison, the opposite: −9 (" in word("a", beside="c")[1]
     found["a"] = []
     with pytest.raises(ValueError, match="nothing is kept that measures"):
         word("a")

@@ -25,6 +25,7 @@ import rloo
 from course import capstone, check, grade, jail, release, sandbox, slides
 from course.sandbox import call
 from rewards import facts
+from tools.maintain import updates
 
 COURSE = ROOT / "course"
 
@@ -108,6 +109,7 @@ def test_the_command(words, code, word, capsys):
         check.main(check.tyro.cli(check.Args, args=words.split(), use_underscores=True))
     shown = capsys.readouterr().out
     assert stop.value.code == code and shown.count(word) == (2 if word else 1), shown
+    assert ("write the functions in course/exercises/lesson_1.py" in shown) == (words == "1")
 
 
 FILES = [
@@ -142,7 +144,8 @@ def reinforce_loss(logp, rewards, mask):
 
 def advantages_of(trainer, rewards, group_size):
     batch = {"mask": torch.ones(len(rewards), 1, dtype=torch.bool)}
-    return trainer.compute_advantages(rewards, batch, trainer.Args(responses_per_prompt=group_size))[:, 0]
+    args = trainer.Args(responses_per_prompt=group_size)
+    return updates.with_advantages(trainer.__name__, batch, rewards, None, args)["advantages"][:, 0]
 
 
 def grpo_loss(logp, mask, advantages, old_logp, **settings):
@@ -157,7 +160,8 @@ def clipped_loss(logp, old_logp, advantages, mask, clip_low, clip_high):
 def generalized_advantages(rewards, values, mask, gamma, lam):
     zeros = torch.zeros(values.shape)
     batch = {"old_logp": zeros, "ref_logp": zeros, "values": values, "mask": mask}
-    return ppo.estimate_advantages(rewards, batch, ppo.Args(gamma=gamma, gae_lambda=lam))
+    scores = [{"reward": reward} for reward in rewards.tolist()]
+    return ppo.estimate_advantages(scores, batch, ppo.Args(gamma=gamma, gae_lambda=lam))
 
 
 def token_mean(loss, mask):
@@ -187,11 +191,11 @@ def turn_returns(rewards, mask, gamma):
 
 def state_advantages(returns, states):
     """Of conversations of one turn of one token."""
-    conversations, scores = [], [{"reward": reward} for reward in returns.tolist()]
-    for state in states.tolist():
-        conversations.append(SimpleNamespace(turns=[""], states=[state], lengths=[1], problem={"id": 0}))
+    scores = []
+    for reward, state in zip(returns.tolist(), states.tolist()):
+        scores.append({"reward": reward, "turns": [(0, state, 1)]})
     batch = {"mask": torch.ones(len(returns), 1, dtype=torch.bool)}
-    return gigpo.turn_advantages(conversations, scores, batch, gigpo.Args())[0][:, 0]
+    return gigpo.turn_advantages(scores, batch, gigpo.Args())[:, 0]
 
 
 def two_tools_rewards(calls, needs, bonus, cost):

@@ -54,14 +54,14 @@ def kept_of(rewards, lengths=None, size=3):
         patch.setattr(dapo, "score", lambda *_: scores)
         found = dapo.dynamic_sampling(None, None, [], 5, 1, clock.Clock(), args)
     batch, responses, problems, scores, num_used, of_groups = found
-    assert set(batch) == {"ids", "mask", "rewards"} and batch["rewards"].shape == (n, 1)
+    assert set(batch) == {"ids", "mask", "scores"} and len(batch["scores"]) == n
     assert len(responses) == len(problems) == len(scores) == n and num_used == 5 + n // size
     groups = []
     for rows in torch.arange(n).split(size):
         there = batch["mask"][rows].any(1)
         assert there.all() or not there.any()
         if there.all():
-            groups.append((batch["ids"][rows, 0].tolist(), batch["rewards"][rows, 0].tolist()))
+            groups.append((batch["ids"][rows, 0].tolist(), [batch["scores"][i]["reward"] for i in rows]))
     dropped = n // size - len(groups)
     assert of_groups == {"groups_sampled": n // size, "groups_dropped": dropped, "groups_kept": len(groups)}
     return groups
@@ -77,6 +77,23 @@ def test_groups_of_equal_rewards_are_dropped_whatever_the_reward():
 def test_the_penalty_is_added_to_the_reward_and_decides_on_no_group():
     """Of three right answers one is overlong: dropped. Where the sums happen to be equal, but not the rewards: kept."""
     assert kept_of([1, 1, 1, 1, 0, 0], [4, 6, 8, 8, 4, 5]) == [([3, 4, 5], [0, 0, -0.25])]
+
+
+def test_truncated_responses_leave_the_loss_and_not_the_group(monkeypatch):
+    """Their tokens are no longer in the mask; rewards and penalties stay. By default all tokens are in the mask."""
+    mask = torch.arange(9) < torch.tensor([[4], [9], [9], [5]])
+    responses = [answer(finish_reason=reason) for reason in ("stop", "length", "length", "stop")]
+    scores = [{"reward": reward} for reward in (1.0, 0.0, 1.0, 0.0)]
+    monkeypatch.setattr(dapo, "next_problems", lambda train, num_used, args: ([{}] * 4, 2))
+    monkeypatch.setattr(dapo, "sample", lambda *_: ({"ids": mask.long(), "mask": mask.clone()}, responses))
+    monkeypatch.setattr(dapo, "score", lambda *_: scores)
+    shape = {"prompts_per_step": 2, "responses_per_prompt": 2, "updates_per_step": 1, "max_refills": 0}
+    kept = {}
+    for flag in (False, True):
+        args = dapo.Args(**shape, max_response_tokens=9, overlong_buffer=4, mask_truncated=flag)
+        kept[flag], *_ = dapo.dynamic_sampling(None, None, [], 0, 1, clock.Clock(), args)
+    assert kept[False]["mask"].sum(1).tolist() == [4, 9, 9, 5] and kept[True]["mask"].sum(1).tolist() == [4, 0, 0, 5]
+    assert kept[False]["rewards"].tolist() == kept[True]["rewards"].tolist() == [[1], [-1], [0], [0]]
 
 
 @pytest.mark.parametrize(("mixed", "kept"), [({0, 1, 3, 4}, [0, 1, 3]), ({0, 1, 4}, [0, 1, 4])])
@@ -127,7 +144,8 @@ def group_of(number, size=2, length=5):
     ids = torch.full((size, length), number)
     mask = torch.zeros(ids.shape, dtype=torch.bool)
     mask[:, -2:] = True
-    return {"ids": ids, "mask": mask, "sampler_logp": -ids / 7, "rewards": torch.arange(size)[:, None] + number * 10.0}
+    scores = [{"reward": number * 10 + i, "turns": [1]} for i in range(size)]
+    return {"ids": ids, "mask": mask, "sampler_logp": -ids / 7, "scores": scores}
 
 
 def dealt(numbers, n_updates, n_prompts, rank=0, n_processes=1):
@@ -174,7 +192,9 @@ def test_groups_of_other_lengths_are_padded_on_the_right():
     one, two = [[0, 1, 1, 0, 0, 0]] * 2, [[0, 0, 0, 0, 1, 1]] * 2
     assert batch["mask"].tolist() == [*one, [0] * 6, [0] * 6, *two, [0] * 6, [0] * 6]
     torch.testing.assert_close(batch["sampler_logp"], -batch["ids"] / 7)
-    assert batch["rewards"].tolist() == [[10], [11], [0], [0], [20], [21], [0], [0]]
+    # Groups without tokens have equal scores, so that they teach nothing in any script.
+    assert [found["reward"] for found in batch["scores"]] == [10, 11, 90, 90, 20, 21, 90, 90]
+    assert [len(found["turns"]) for found in batch["scores"]] == [1, 1, 0, 0, 1, 1, 0, 0]
 
 
 def groups_in(batch, numbers):
@@ -210,13 +230,14 @@ def test_metrics_are_over_all_responses_and_token_means_over_those_kept(monkeypa
     kept = {"ids": torch.zeros(2, 3), "mask": mask, "entropy": torch.tensor([[9.0, 1, 9], [9, 2, 3]])}
     kept |= {"old_logp": -torch.ones(2, 3), "ref_logp": torch.tensor([[-1, math.log(2) - 1, -1], [-1, -1, -1]])}
     kept["sampler_logp"] = torch.tensor([[9, -1.1, 9], [9, -1.0, -0.5]])
-    sampled = {key: kept[key] for key in ("ids", "mask", "sampler_logp")} | {"rewards": torch.tensor([[3.0], [-3.0]])}
+    sampled = {key: kept[key] for key in ("ids", "mask", "sampler_logp")}
+    sampled["scores"] = [{"reward": 3.0}, {"reward": -3.0}]
     result = sampled, responses, problems, scores, 12, {"groups_kept": 1}
     monkeypatch.setattr(dapo, "dynamic_sampling", lambda *_: result)
     row, given = step_of_main(dapo, dapo.Args(responses_per_prompt=2, dtype="float32"), kept, [0] * 6, monkeypatch)
     size = 3 / (math.sqrt(18) + 1e-6)
     assert given["advantages"].tolist() == [[pytest.approx(a * size * x) for x in m] for a, m in zip((1, -1), mask)]
-    assert "rewards" not in given and type(row["tokens"]) is int
+    assert "scores" not in given and type(row["tokens"]) is int
     row = {key: value for key, value in timeless(row).items() if key not in ("step", "weights_changed")}
     assert row == pytest.approx({
         "reward": 4 / 6, "reward_std": math.sqrt((3 * 9 + 9 + 1 + 1) / 6 - (4 / 6) ** 2), "accuracy": 0.5,

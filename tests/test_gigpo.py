@@ -36,7 +36,8 @@ def drawn(seed):
         conversations.append(conversation(i // G, states, lengths))
         per_turn = [rng.choice([-1.0, 0.25, 2.0]) for _ in states]
         parts = {"moves": per_turn, "end": rng.choice([0.0, 3.0])} if i % 2 else {}
-        scores.append({"reward": sum(per_turn) + parts.get("end", 0.0), "parts": parts})
+        turns = [(i // G, *turn) for turn in zip(states, lengths)]
+        scores.append({"reward": sum(per_turn) + parts.get("end", 0.0), "parts": parts, "turns": turns})
         rows.append([(False, 2), *itertools.chain(*(((True, length), (False, 1)) for length in lengths))])
     longest = max(sum(length for _, length in row) for row in rows)
     mask = torch.zeros(len(rows), longest, dtype=torch.bool)
@@ -74,34 +75,36 @@ def test_a_turns_advantage_is_its_return_normalised_over_equal_states(anchors, w
     for seed in range(5):
         conversations, scores, batch = drawn(seed)
         args = arguments(gigpo, anchors=anchors, turn_std=with_std, gamma=gamma)
-        found, shared = gigpo.turn_advantages(conversations, scores, batch, args)
+        found = gigpo.turn_advantages(scores, batch, args)
+        shared = measure.shared(gigpo.states_of(scores, args))
         expected = reference(conversations, scores, gamma, anchors, with_std)
         for row, mask, one, of_turns in zip(found, batch["mask"], conversations, expected):
             by_token = [a for a, length in zip(of_turns, one.lengths) for _ in range(length)]
             assert row[mask].tolist() == pytest.approx(by_token, rel=1e-6, abs=1e-6)
             assert not row[~mask].any()
         states = [(one.problem["id"] if anchors == "group" else 0, s) for one in conversations for s in one.states]
-        assert shared == [states.count(one) > 1 for one in states]
+        assert shared == statistics.fmean(states.count(one) > 1 for one in states)
 
 
 def test_equal_returns_and_a_turn_alone_in_its_state_have_advantage_zero_exactly():
-    conversations = [conversation(0, ["a"], [1]), conversation(0, ["a"], [2]), conversation(0, ["b", "c"], [1, 1])]
     mask = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]]).bool()
-    scores = [{"reward": 0.7}, {"reward": 0.7}, {"reward": 5.0}]
-    found, shared = gigpo.turn_advantages(conversations, scores, {"mask": mask}, arguments(gigpo, gamma=0.7))
-    assert not found.any() and shared == [True, True, False, False]
+    turns = [[(0, "a", 1)], [(0, "a", 2)], [(0, "b", 1), (0, "c", 1)]]
+    scores = [{"reward": reward, "turns": of_one} for reward, of_one in zip((0.7, 0.7, 5.0), turns)]
+    args = arguments(gigpo, gamma=0.7)
+    assert not gigpo.turn_advantages(scores, {"mask": mask}, args).any()
+    assert measure.shared(gigpo.states_of(scores, args)) == 0.5
 
 
 def test_states_are_compared_over_all_processes_and_groups_are_not(monkeypatch):
     """Four groups: in one process, and the last two in a process of their own."""
-    conversations, scores, batch = drawn(7)
+    _, scores, batch = drawn(7)
     half = {"mask": batch["mask"][2 * G :]}
     for anchors in ("step", "group"):
         args, every = arguments(gigpo, anchors=anchors), []
         monkeypatch.setattr(gigpo, "gather", lambda own, every=every: every.extend(own) or own)
-        of_one, _ = gigpo.turn_advantages(conversations, scores, batch, args)
+        of_one = gigpo.turn_advantages(scores, batch, args)
         monkeypatch.setattr(gigpo, "gather", lambda own, every=every: every)
-        found, _ = gigpo.turn_advantages(conversations[2 * G :], scores[2 * G :], half, args)
+        found = gigpo.turn_advantages(scores[2 * G :], half, args)
         assert torch.equal(found, of_one[2 * G :]) and found.any()
 
 
@@ -158,10 +161,11 @@ def test_what_a_player_of_guess_knows_and_its_rewards_per_turn():
 def test_rewards_per_turn_add_up_to_the_reward_and_parts_are_logged_as_sums():
     task = SimpleNamespace(score_conversation=lambda turns, answer: {
         "reward": 4, "correct": True, "format": True, "parts": {"a": [1.0, 0.5], "b": 2.0}})  # fmt: skip
-    response = SimpleNamespace(turns=["x", "y"], text="y")
-    [found] = score(task, [response], [{"answer": 0}])
+    response = SimpleNamespace(turns=["x", "y"], text="y", states=["s", "t"], lengths=[3, 4])
+    [found] = score(task, [response], [{"answer": 0, "id": 7}])
+    assert found["turns"] == [(7, "s", 3), (7, "t", 4)] and found["response"] == "y"
     assert turn_rewards(found, 2) == [1.0, 3.0]  # 0.5 of its own, 2 for b, and 0.5 that no part names
-    assert parts_of(task, [response], [found]) == [[1.5, 2.0]]
+    assert parts_of([found], "my_task.py") == [[1.5, 2.0]]
     assert measure.parts_of_rewards([found]) == {"reward/a": 1.5, "reward/b": 2.0}
     assert turn_rewards({"reward": 3.0}, 3) == [0.0, 0.0, 3.0]
     response.turns = ["x"]

@@ -34,10 +34,9 @@ from helpers import (
 )
 from transformers import AutoTokenizer
 
-import gdpo
 import grpo
 import ppo
-from runtime import checkpoints, float16, processes
+from runtime import checkpoints, float16, measure, processes
 from tools.maintain import updates
 
 # Settings at which some tokens of the batch are cut off, and others not.
@@ -49,8 +48,10 @@ CASES = {
     "cispo": {"clip_low": 0.05, "clip_high": 0.03},
     "sapo": {"tau_positive": 5.0, "tau_negative": 7.0},
     "grpo_tis": {"correction_max": 1.1, "mask": "sequence", "mask_delta": 0.0},
+    "grpo_tis geometric": {"mask": "geometric"},
     # With gradient_checkpointing, two processes swap rows (dealing.balance).
     "grpo balanced": {"gradient_checkpointing": True},
+    "reinforce balanced": {"gradient_checkpointing": True},
     "gspo balanced": {"gradient_checkpointing": True, "clip_low": 0.05, "clip_high": 0.03},
 }  # fmt: skip
 
@@ -85,11 +86,6 @@ def args_of(case, **changes):
     return arguments(script_of(case), **settings | changes)
 
 
-def rewards_of(batch, trainer):
-    """As main makes them: [N], and one part, [N, 1], for gdpo.py."""
-    return batch["rewards"] if trainer is gdpo else batch["rewards"][:, 0]
-
-
 def on_a_table(batch):
     """The batch, with a token's place in a table as its id; and that table, which is the policy (updates.py)."""
     return batch | {"ids": batch["token"]}, updates.TablePolicy(batch["logp"].flatten(), batch["entropy"].flatten())
@@ -115,6 +111,7 @@ TURNED_OFF = {
     "grpo_ar_lopti": ({"alpha": 0.0, "eta": 0.0}, {}, {"low_rate": 0}),
     "grpo_tis tis": ({"correction": "tis"}, {}, {"mask_rate": 0}),
     "grpo_tis icepop": ({"correction": "icepop"}, {}, {"mask_rate": 0}),
+    "grpo_tis geometric": ({"mask": "geometric", "mask_low": 1.0, "mask_high": 1.0}, {}, {"mask_rate": 0}),
     "entropy_top": ({"entropy_top": 1.0}, {}, {"top_rate": 1}),
     "archer": ({"entropy_quantile": 1.0}, {"clip_high": 0.2}, {"reasoning_rate": 0}),
 }
@@ -231,6 +228,10 @@ def compute_share(folder):
             metrics, given = step_of_main(trainer, args, batch, batch["rewards"][:, 0].tolist(), patch)
         result = results[case] = {"rows": rows, "metrics": timeless(metrics), "advantages": given["advantages"]}
         steps, result["update"] = gradients(trainer, given | {"ids": batch["token"]}, args, table)
+        if case == "reinforce balanced":  # its update adds tensors to the batch
+            trainer.update(table, Recorder(table), filled := given | {"ids": batch["token"]}, 1, args)
+            for name in ("old_logp", "entropy"):
+                result["update"][name] = measure.token_mean(filled[name], batch["mask"])
         result["gradients"] = [step / processes.WORLD_SIZE for step in steps]  # FSDP2 would take the mean
         if case in TRAINED:
             result |= steps_and_a_broken_one(trainer, given, args)

@@ -170,7 +170,7 @@ def test_no_response_breaks_the_page(tmp_path):
     lens.write_page(data, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "http" not in page and page.count("</script>") == 2
-    assert json.loads(page.partition('id="data">')[2].partition("</script>")[0]) == data
+    assert json.loads(page.partition('id="lens-data">')[2].partition("</script>")[0]) == data
 
 
 REFUSED = [

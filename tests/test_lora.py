@@ -165,6 +165,8 @@ def train_share(folder):
         checkpoints.save(policy, optimizer, AutoTokenizer.from_pretrained(args.model), 2, 16, args)
         engine.load_weights = lambda llm, named, sent=sent: sent.update(named)
         grpo.sync_weights(policy, None, args)
+        engine.load_weights = lambda llm, named, sent=sent: sent.update((f"8 bits {n}", w) for n, w in named)
+        grpo.sync_weights(policy, None, dataclasses.replace(args, sampler_dtype="int8"))
         logp = grpo.log_probs(policy, of_process, args)[0]
         ref_logp = grpo.log_probs(lora.without_adapters(policy), of_process, args, with_entropy=False)[0]
         found[dtype] = {"sent": sent, "logp": logp, "ref_logp": ref_logp}
@@ -192,6 +194,10 @@ def test_two_processes_send_the_sampler_the_merged_weights(tiny_model, batch, sh
     one, *two = (found[dtype] for found in shares[1])
     plain = grpo.load_policy(args, trained=False)
     for rank, found in enumerate(two):
+        of_8_bits = {name: found["sent"].pop(name) for name in list(found["sent"]) if name.startswith("8 bits")}
+        for name, weight in found["sent"].items():  # --sampler_dtype rounds the gathered sums of all shards
+            close = distance(of_8_bits[f"8 bits {name}"].float(), weight.float())
+            assert 0 < close < 0.02 if name.endswith("_proj.weight") else close == 0, name
         assert found["sent"].keys() == fresh.keys()
         assert {weight.dtype for weight in found["sent"].values()} == {getattr(torch, dtype)}
         for name, weight in found["sent"].items():

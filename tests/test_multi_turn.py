@@ -53,7 +53,7 @@ def generate(prompts, params, **more):
     return outputs
 
 llm.generate = generate
-batch, conversations = trainer.sample(llm, task, problems, 1, args)
+batch, conversations = trainer.sample(llm, problems, 1, args)
 policy = trainer.load_policy(args, trained=False)
 logp, _ = trainer.log_probs(policy, batch, args)
 kept = [{{name: getattr(c, name) for name in ("ids", "is_own", "logp", "turns", "replies", "finish_reason")}}
@@ -298,7 +298,7 @@ def test_the_reward_of_a_game():
         (["8", ""], 3, 0.0, 0.5 * 1 / 5),
     ):
         found = guess.score_conversation(turns, number)
-        assert parts_of(guess, [None], [found])[0] == pytest.approx([won, sense]) and found["correct"] == (won > 0)
+        assert parts_of([found], "guess")[0] == pytest.approx([won, sense]) and found["correct"] == (won > 0)
         assert found["reward"] == pytest.approx(won + sense)
         assert scores_of(guess, [turns], [number]) == [found]
 

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 import ppo
 from runtime import checkpoints, float16
+from tools.maintain import updates
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -45,9 +46,14 @@ def batch(tiny_model, value_model):
     values = ppo.compute_values(value_model, batch, arguments(ppo))
     assert 0.1 < values[mask].std() < 10
     batch["values"] = (values + random_numbers(mask.shape, 3, spread=0.3)) * mask
-    batch["advantages"] = ppo.compute_advantages(rewards, batch, arguments(ppo))
-    estimates = ppo.estimate_advantages(rewards, batch, arguments(ppo, gae_lambda=0.9)).float()
+    scores = scores_of(rewards)
+    batch["advantages"] = ppo.compute_advantages(scores, batch, arguments(ppo))
+    estimates = ppo.estimate_advantages(scores, batch, arguments(ppo, gae_lambda=0.9)).float()
     return batch | {"rewards": rewards[:, None], "returns": estimates + batch["values"]}
+
+
+def scores_of(rewards):
+    return [{"reward": reward} for reward in rewards.tolist()]
 
 
 def value_gradients(batch, args, value_model):
@@ -66,7 +72,8 @@ def of_tokens(compute, rewards, rows, values, **changes):
     batch = batch_of(rows)
     batch["values"] = torch.zeros(batch["mask"].shape, dtype=torch.float64)
     batch["values"][batch["mask"]] = torch.tensor([value for row in values for value in row], dtype=torch.float64)
-    found = compute(torch.tensor(rewards, dtype=torch.float64), batch, arguments(ppo, **changes))
+    with updates.numbers_as(torch.float64):
+        found = compute([{"reward": reward} for reward in rewards], batch, arguments(ppo, **changes))
     assert found.shape == batch["mask"].shape and found.dtype == torch.float64
     assert not found[~batch["mask"]].any()
     return [row[mask].tolist() for row, mask in zip(found, batch["mask"])]
@@ -89,6 +96,18 @@ def test_gae_by_numbers():
     for (gamma, lam), expected in ESTIMATES.items():
         changes = {"kl_coef": 0.5, "gamma": gamma, "gae_lambda": lam}
         assert of_tokens(ppo.estimate_advantages, REWARDS, ROWS, VALUES, **changes) == expected, changes
+
+
+def test_gae_goes_over_a_reply_between_two_turns():
+    """As if the reply's columns were not there: a reward at the end reaches the first turn."""
+    batch = batch_of(ROWS)
+    batch["values"] = torch.randn(batch["mask"].shape, generator=torch.Generator().manual_seed(1)).double()
+    args, scores = arguments(ppo, gae_lambda=0.9, gamma=0.8), [{"reward": reward} for reward in REWARDS]
+    columns = torch.tensor([0, 1, 2, 3, 0, 0, *range(4, batch["mask"].shape[1])])
+    gapped = {name: values[:, columns].clone() for name, values in batch.items()}
+    gapped["mask"][:, 4:6] = False
+    expected = ppo.estimate_advantages(scores, batch, args)
+    assert torch.equal(ppo.estimate_advantages(scores, gapped, args)[gapped["mask"]], expected[batch["mask"]])
 
 
 @pytest.mark.parametrize(
@@ -213,7 +232,7 @@ def test_explained_variance_by_hand(batch, value_model):
     for these, share in ((values, by_hand), (returns - 2, 1), (constant, 0), (returns / 2, 0.75), (-returns, -3)):
         assert explained(returns, these) == pytest.approx(share, abs=1e-5)
     # Equal rewards without KL, as of a step in which all is wrong: R is the reward, but for the rounding of Â + V.
-    estimates = ppo.estimate_advantages(constant[:, 0], batch, arguments(ppo, kl_coef=0.0)).float()
+    estimates = ppo.estimate_advantages(scores_of(constant[:, 0]), batch, arguments(ppo, kl_coef=0.0)).float()
     for constants in (constant, estimates + batch["values"]):
         assert explained(constants, batch["values"]) is None
 
@@ -231,9 +250,9 @@ def test_main_gives_whitened_advantages_to_the_policy_and_returns_to_the_value_m
     monkeypatch.setattr(ppo, "compute_values", lambda *_: batch["values"])
     row, to_policy = step_of_main(ppo, args, batch, rewards.tolist(), monkeypatch)
     assert row["value_loss"] == 0.5 and {"time/value", "kl", "reward"} <= row.keys()
-    estimates = ppo.estimate_advantages(rewards, batch, args)
+    estimates = ppo.estimate_advantages(scores_of(rewards), batch, args)
     torch.testing.assert_close(given["returns"], (estimates + batch["values"]).float(), atol=1e-5, rtol=0)
-    whitened = ppo.compute_advantages(rewards, batch, args)
+    whitened = ppo.compute_advantages(scores_of(rewards), batch, args)
     assert torch.equal(to_policy["advantages"], whitened) and torch.equal(given["values"], batch["values"])
 
 

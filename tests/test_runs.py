@@ -122,7 +122,8 @@ def test_a_run_that_is_ended_goes_on_from_its_last_good_checkpoint(tmp_path):
     output = log.read_text()
     assert process.exitcode == 0 and not list(folder.glob("*.tmp")), output[-3000:]
     assert "SIGINT: the run ends after this step, with a checkpoint. A second one" in output
-    assert f"stopped by SIGINT after step {last}:" in output and output.endswith(f"\nto go on: --resume {run_dir}\n")
+    assert f"stopped by SIGINT after step {last}:" in output
+    assert f"\nto go on: --resume {run_dir}\nnext: {run_dir}/curves.png; python evaluate.py {run_dir}; make" in output
     assert [row["step"] for row in metrics(run_dir)] == list(range(1, last + 1))
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import io
 import json
 import math
 import os
@@ -24,6 +25,8 @@ from runtime import (
     checkpoints,
     checks,
     clock,
+    curves,
+    engine,
     flags,
     header,
     machine,
@@ -157,15 +160,20 @@ def defaults_of(script, *argv):
     return flags.read(list(argv), trainer.Args, trainer.TASKS)
 
 
-@pytest.mark.parametrize("argv", [[], ["--run_dir", "runs/mine"]])
+@pytest.mark.parametrize("argv", [[], ["--run_dir", "runs/mine"], ["--task", "guess", "--run_dir=runs/mine"]])
 def test_the_header_names_the_command_line_only_for_flags_that_were_given(argv, monkeypatch, capsys):
+    """Nor does it name a paper that the task does not have, and no group of settings is an empty row."""
     args, layers = defaults_of("grpo", *argv)
     args.steps, args.run_dir = 3, "runs/mine"  # as choose_folder sets it
     sizes = dict.fromkeys(("parameters", "estimated_memory_gb", "memory_gb", "training_problems", "test_problems"), 1)
     monkeypatch.setattr(sys, "argv", ["grpo.py", *argv])
     header.show(args, sizes, layers)
-    row = next(line for line in capsys.readouterr().out.splitlines() if "runs/mine" in line)
+    lines = capsys.readouterr().out.splitlines()
+    row = next(line for line in lines if "runs/mine" in line)
     assert row.endswith("command line") == bool(argv)
+    assert ("in the paper" in lines[1]) == ("guess" not in argv) and not [
+        line for line in lines if line.split() == ["machine"]
+    ]
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])
@@ -406,6 +414,7 @@ def test_records_of_a_run_and_of_its_resumption(tmp_path, capsys, monkeypatch):
     assert len(heading_line(STEP)) <= 80
     assert text.count(heading_line(STEP)) == text.count("warning: sampler_gap is 0.200 nats") == 1
     assert f"stopped by SIGTERM after step 3: {run_dir}" in text and f"--resume {run_dir}" in text
+    assert text.endswith(f"\nnext: {run_dir}/curves.png; python evaluate.py {run_dir}; make watch\n")
     assert json.loads((run_dir / "args.json").read_text())["lr"] == 1e-6
     about = json.loads((run_dir / "run.json").read_text())
     assert about["sizes"] == SIZES and about["versions"]["torch"] == torch.__version__
@@ -426,6 +435,24 @@ def test_records_of_a_run_and_of_its_resumption(tmp_path, capsys, monkeypatch):
     assert read_lines(run_dir / "test_samples.jsonl")[0] == dict(row(0, 0, False), step=0)
 
 
+def test_the_terminal_plots_curves_of_five_points_and_more():
+    rows = [{"step": step, "reward": step / 2, "eval/accuracy": step / 9 if step else None} for step in range(5)]
+    assert curves.in_terminal(rows[:4], colours=False) == ""
+    text = curves.in_terminal(rows, 80, colours=False)
+    assert "reward" in text and "test accuracy" not in text and max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(("columns", "fits"), [("80", True), ("160", False)])
+def test_vllms_bar_has_room_on_a_narrow_terminal(columns, fits, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr("runtime.terminal.shows_bars", lambda: True)
+    of_vllm = {"total": 4, "initial": 2, "desc": "Processed prompts", "postfix": "est. speed input: 1234.56 toks/s"}
+    with engine.bar_with("step 7: sampling")(file=io.StringIO(), ncols=int(columns), **of_vllm) as bar:
+        text = str(bar)
+    assert text.startswith("step 7: sampling:  50%|") and text.count("#") >= 10 and len(text) <= int(columns)
+    assert ("toks/s" in text) != fits
+
+
 def test_a_step_of_responses_that_are_all_cut_off_is_said_once(tmp_path, capsys):
     """Also if their rewards differ."""
     book = records.Records(Args(run_dir=str(tmp_path), max_response_tokens=77), SIZES)
@@ -438,22 +465,24 @@ def test_a_step_of_responses_that_are_all_cut_off_is_said_once(tmp_path, capsys)
     assert all(words in warnings[0] for words in ("of step 2", "truncated_rate", "--max_response_tokens", "77"))
 
 
-JUMPS = [  # --lag, the gap of each step, and whether the last one ends the run
-    (0, [0.03, 0.13], True),  # as with an old output layer in the sampler
-    (0, [0.03, math.nan], True),
-    (0, [0.03, 0.099], False),  # below what is usual in bfloat16
-    (0, [0.2, 0.5], False),  # large from the start: nothing has jumped
-    (0, [0.03, 0.04, 0.9], False),  # later the policy itself may be the reason: a warning
-    (2, [0, 0.5], False),  # older weights are the reason
+JUMPS = [  # --lag, --sampler_dtype, the gap of each step, and whether the last one ends the run
+    (0, "", [0.03, 0.13], True),  # as with an old output layer in the sampler
+    (0, "", [0.03, math.nan], True),
+    (0, "", [0.03, 0.099], False),  # below what is usual in bfloat16
+    (0, "", [0.2, 0.5], False),  # large from the start: nothing has jumped
+    (0, "", [0.03, 0.04, 0.9], False),  # later the policy itself may be the reason: a warning
+    (2, "", [0, 0.5], False),  # older weights are the reason
+    (0, "fp8", [0.2, 0.5], False),  # 8 bits are the reason: no warning
+    (0, "int8", [0.2, 0.9], True),  # but not of this
 ]
 
 
-@pytest.mark.parametrize(("lag", "gaps", "asks"), JUMPS)
-def test_a_jump_of_sampler_gap_at_the_samplers_first_update_ends_the_run(lag, gaps, asks, tmp_path, capsys):
+@pytest.mark.parametrize(("lag", "kind", "gaps", "asks"), JUMPS)
+def test_a_jump_of_sampler_gap_at_the_samplers_first_update_ends_the_run(lag, kind, gaps, asks, tmp_path, capsys):
     for stop_at_gap in (True, False):
         folder = tmp_path / str(stop_at_gap)
         folder.mkdir()
-        args = Args(run_dir=str(folder), stop_at_gap=stop_at_gap)
+        args = Args(run_dir=str(folder), stop_at_gap=stop_at_gap, sampler_dtype=kind)
         args.lag = lag
         book = records.Records(args, SIZES)
         book.open(0)
@@ -467,7 +496,8 @@ def test_a_jump_of_sampler_gap_at_the_samplers_first_update_ends_the_run(lag, ga
                 book.close(len(gaps))
         text = capsys.readouterr()
         assert bool(text.err) == bool(asked)
-        assert lag or text.out.count("warning: sampler_gap") == sum(not gap <= 0.1 for gap in gaps)
+        warns = not lag and not kind
+        assert text.out.count("warning: sampler_gap") == warns * sum(not gap <= 0.1 for gap in gaps)
 
 
 def test_a_changed_file_is_told_from_a_new_result(tmp_path):

@@ -4,6 +4,7 @@ The site is built once. Without the generator (`make site` installs it into .ven
 without playwright and a Chromium or Chrome what needs a browser.
 """
 
+import json
 import os
 import re
 import shutil
@@ -11,6 +12,8 @@ import subprocess
 
 import pytest
 from conftest import ROOT
+
+from tools import family
 
 
 @pytest.fixture(scope="session")
@@ -49,10 +52,91 @@ def test_pages_load_without_errors(page, site):
 
 
 @pytest.mark.parametrize("left, right", [("grpo", "dapo"), ("acpo", "reinforce_pp_ar_lopti")])
-def test_the_viewer_shows_what_goes_and_what_comes(page, site, left, right):
+def test_the_viewer_shows_what_goes_and_what_comes_with_the_lines_own_numbers(page, site, left, right):
     page.goto(f"{site.as_uri()}/diff.html#left={left}&right={right}&all=1")
-    counts = map(int, re.findall(r"\d+", page.text_content("#counts")))
+    counts = map(int, re.findall(r"[−+](\d+)", page.text_content("#counts")))
     for name, mark, count in zip((left, right), ("del", "ins"), counts):
         lines = (ROOT / f"{name}.py").read_text().splitlines()
-        shown = page.locator(f"td.d2h-{mark} .d2h-code-line-ctn").all_text_contents()
-        assert count == len(shown) > 0 and set(shown) <= set(lines)
+        numbers = page.locator(f"td.number.{mark}").all_text_contents()
+        shown = page.locator(f"td.{mark}:not(.number)").all_text_contents()
+        assert count == len(shown) > 0
+        assert [line.rstrip() for line in shown] == [lines[int(number) - 1].rstrip() for number in numbers]
+
+
+def test_the_viewer_begins_with_the_parent_and_folds_imports_and_settings(page, site):
+    page.goto(f"{site.as_uri()}/diff.html#right=gigpo")
+    assert page.input_value("#left") == family.PARENT["gigpo"]
+    page.select_option("#right", "grpo_ar_lopti")
+    assert page.input_value("#left") == "grpo"
+    heads = page.locator("#viewer details").evaluate_all(
+        "all => all.map((one) => [one.innerText.split(' ')[0], one.open])"
+    )
+    assert ["ar_weight", True] in heads and ["update", True] in heads and ["Args", False] in heads
+    assert page.locator("#viewer .k").count()  # Python's colours
+
+
+def test_the_number_of_a_line_is_beside_it_and_the_line_that_a_link_names_is_marked(page, site):
+    page.goto(f"{site.as_uri()}/grpo.py.html#L-500")
+    lines = (ROOT / "grpo.py").read_text().splitlines()
+    for number in (1, 100, 500, len(lines)):
+        line = page.locator(f"#L-{number}")
+        link = line.locator("[data-linenos]")
+        assert (
+            link.get_attribute("data-linenos").strip() == str(number)
+            and line.inner_text().rstrip() == lines[number - 1]
+        )
+        assert abs(link.bounding_box()["y"] - line.bounding_box()["y"]) < 4
+    ground = "line => getComputedStyle(line).backgroundColor"
+    assert page.locator("#L-500").evaluate(ground) != page.locator("#L-499").evaluate(ground)
+
+
+def test_the_page_of_each_script_shows_what_differs_from_its_parent_and_links_to_the_viewer(site):
+    for script in set(family.family()) - {"grpo"}:
+        text = (site / f"docs/algorithms/{script}.html").read_text()
+        assert f'href="../../diff.html#left={family.PARENT[script]}&amp;right={script}"' in text, script
+        shown = text.partition(f"<summary>The lines that differ from {family.PARENT[script]}.py")[2]
+        removed, added = (len(re.findall(f'<span class="{kind}">', shown)) for kind in ("gd", "gi"))
+        assert removed + added >= family.changed(family.source(family.PARENT[script]), family.source(script)), script
+
+
+QUERIES = {  # what people look for: the page that must come first
+    "docs/data": ["custom dataset", "train on my own data", "gsm8k", "qwen3"],
+    "docs/troubleshooting": ["out of memory", "learning rate", "resume"],
+    "docs/metrics": ["wandb", "tensorboard", "checkpoint"],
+    "docs/add_a_task": ["reward function", "add a task"],
+    "docs/scaling": ["multi gpu", "lora"],
+    "examples/index": ["slurm", "colab", "docker"],
+    "docs/agents": ["agent"],
+    "docs/evaluation": ["evaluate"],
+    "docs/algorithms/dapo": ["dapo"],
+    "docs/reward_models": ["reward model"],
+}
+ASK = """async ([worker, data, queries]) => {
+  const found = {}, sent = [], self = { postMessage: (message) => sent.push(message) };
+  new Function("self", worker)(self);
+  self.onmessage({ data: { type: 0, data: structuredClone(data) } });
+  const next = async () => {
+    while (!sent.length) await new Promise((done) => setTimeout(done, 5));
+    return sent.pop();
+  };
+  const filter = { input: { type: "operator", data: { operator: "and", operands: [] } } };
+  await next();
+  for (const input of queries) {
+    self.onmessage({ data: { type: 2, data: { input, filter } } });
+    found[input] = (await next()).data.items.map((item) => data.items[item.id].location);
+  }
+  return found;
+}"""
+
+
+def test_a_search_finds_the_page_first_and_neither_quiz_nor_notes_nor_changes(page, site):
+    page.goto(f"{site.as_uri()}/diff.html")
+    [worker] = site.glob("assets/javascripts/workers/search.*.js")
+    data = json.loads((site / "search.json").read_text())
+    queries = [query for of_page in QUERIES.values() for query in of_page]
+    found = page.evaluate(ASK, [worker.read_text(), data, queries])
+    for name, of_page in QUERIES.items():
+        for query in of_page:
+            assert found[query] and found[query][0].startswith(f"{name}.html"), (query, found[query][:3])
+    unsought = ("CHANGELOG", "course/quiz", "course/lecturer", "benchmarks/")
+    assert not [item["location"] for item in data["items"] if item["location"].startswith(unsought)]

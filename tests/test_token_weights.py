@@ -174,22 +174,25 @@ def of_grpo_tis(rows, args):
     found = []
     for (a, row), given in zip(rows, of_grpo(rows, args)):
         fallen = math.fsum(-token.gap - token.moved for token in row) / len(row)
+        mean = math.exp(math.fsum(token.gap for token in row) / len(row))
         out = args.mask == "sequence" and a < 0 and fallen > args.mask_delta
+        out = out or (args.mask == "geometric" and not args.mask_low <= mean <= args.mask_high)
         found.append([])
         for token, (weight, cut) in zip(row, given):
             ratio = clamped(token.gap)[0]
             if args.correction == "icepop":
                 ratio = ratio if args.correction_min <= ratio <= args.correction_max else 0
+            ratio = 1 if args.correction == "none" else ratio
             found[-1].append((0 if out else min(ratio, args.correction_max) * weight, cut))
     return found
 
 
 def of_grpo_stale(rows, args):
-    """none and ppo have no weight beside the surrogate; ppo's ratio is to the sampler's probability."""
-    if args.correction in ("tis", "icepop"):
+    """ppo has no weight beside the surrogate, and its ratio is to the sampler's probability."""
+    if args.correction != "ppo":
         return of_grpo_tis(rows, args)
-    gap = args.correction == "ppo"  # log π_old − log π_sampler is part of the way
-    return of_grpo([(a, [SimpleNamespace(moved=t.moved + gap * t.gap) for t in row]) for a, row in rows], args)
+    # log π_old − log π_sampler is part of the way
+    return of_grpo([(a, [SimpleNamespace(moved=t.moved + t.gap) for t in row]) for a, row in rows], args)
 
 
 TOKENS, RESPONSES, LONGEST = "tokens", "tokens of a response, then responses", "responses times the longest"
@@ -222,6 +225,8 @@ CASES = {script: (script, {}) for script in REFERENCES} | {
     "archer, half": ("archer", {"entropy_quantile": 0.5, "reasoning_kl": 0.25}),
     "grpo_tis, icepop": ("grpo_tis", {"correction": "icepop"}),
     "grpo_tis, mask": ("grpo_tis", {"mask": "sequence", "mask_delta": 0.2}),
+    "grpo_tis, geometric": ("grpo_tis", {"mask": "geometric", "mask_low": 0.9, "mask_high": 1.2}),
+    "grpo_stale, geometric": ("grpo_stale", {"mask": "geometric", "mask_low": 0.9, "correction": "none"}),
     "grpo_stale, none": ("grpo_stale", {"correction": "none"}),
     "grpo_stale, icepop": ("grpo_stale", {"correction": "icepop"}),
     "grpo_stale, ppo": ("grpo_stale", {"correction": "ppo"}),

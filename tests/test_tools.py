@@ -1,14 +1,18 @@
-"""tools/compare.py and tools/kept.py: which runs are kept, what is made of them, and which other code made."""
+"""tools/compare.py and tools/kept.py: which runs are kept, what is made of them, and whose digits have moved."""
 
 import importlib
 import json
 import shlex
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 from conftest import ROOT, python, small
+from PIL import Image
 
 from runtime import checks, flags
-from tools import compare, kept
+from tools import compare, kept, plot
 
 
 def a_kept_run(accuracies, command="grpo.py"):
@@ -39,6 +43,14 @@ def test_the_table_by_hand():
     assert new["mean difference"] == "+0.300 ± 0.100" and new["last difference"] == "+0.250 ± 0.150"
 
 
+def test_a_picture_is_small_and_looks_as_it_did(tmp_path):
+    groups = {name: [a_kept_run([0.1, x, 0.5])["rows"] for x in (0.2, 0.9)] for name in "abcd"}
+    plot.draw(groups, [tmp_path / "small.png"]).savefig(tmp_path / "large.png")
+    small, large = (np.asarray(Image.open(tmp_path / f"{name}.png").convert("RGB"), int) for name in ("small", "large"))
+    assert abs(small - large).mean() < 0.3 and (small[0, 0] == 255).all()
+    assert (tmp_path / "small.png").stat().st_size < (tmp_path / "large.png").stat().st_size / 2
+
+
 def test_an_entry_is_compared_with_the_one_that_its_name_begins_with():
     names = ["grpo", "dapo", "dapo ar", "dapo ar+lopti", "4 updates", "4 updates, 80/20", "dapo ar, twice", "lopti"]
     bases = [compare.base_of(name, names) for name in names[2:]]
@@ -48,7 +60,7 @@ def test_an_entry_is_compared_with_the_one_that_its_name_begins_with():
 @pytest.mark.slow
 def test_a_kept_run_is_not_run_again_and_other_flags_are_refused(tmp_path):
     run = a_kept_run([0.3, 0.4, 0.5, 0.6], "grpo.py --steps 15")
-    compare.file_of(tmp_path, "grpo", 0).write_text(json.dumps(run))
+    kept.add(tmp_path / "any.jsonl", "grpo_seed_0", run)
     flags = ["tools/compare.py", "--entries", "grpo: grpo.py", "--seeds", "0", "--folder", tmp_path]
     done = python(*flags, "--common=--steps 15")
     assert done.returncode == 0 and "0 are missing" in done.stdout, done.stderr
@@ -93,26 +105,12 @@ def test_compare_runs_and_keeps_what_is_missing(tmp_path):
     flags = ["--entries", "a: grpo.py", "b: grpo_ar_lopti.py --eta 0", "--seeds", "7", "--folder", tmp_path]
     done = python("tools/compare.py", *flags, "--only", "b", f"--common={common}")
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "b_seed_7.json").read_text())
+    [found] = kept.read_file(tmp_path / "comparison.jsonl", 0).values()
+    assert found["run"] == "b_seed_7"
     assert found["settings"] == kept.settings_of(words[:2] + words[4:]) | {"eta": 0, "seed": 7}
     assert found["script"] == "grpo_ar_lopti" and not kept.differs(found)
     assert [row["step"] for row in found["rows"]] == [0, 1] and found["versions"]["torch"]
     assert "eval/accuracy" in found["rows"][0] and "time/step" in found["rows"][1]
-    assert not (tmp_path / "a_seed_7.json").exists()
-
-
-@pytest.mark.parametrize("place", ["toy.py", "runtime/x.py"])
-def test_code_is_that_of_script_and_runtime_without_comments(tmp_path, place):
-    (tmp_path / "runtime").mkdir()
-    found = []
-    for text in ("def f(a):\n    return 2 * a\n", "def f(a):\n    return (2  # twice\n * a)", "def f(a): return 3 * a"):
-        for path in ("toy.py", "runtime/x.py"):
-            (tmp_path / path).write_text(text if path == place else "")
-        found.append(kept.code_of.__wrapped__("toy", tmp_path))
-    first, other_comment, other_code = found
-    assert first == other_comment
-    part = "script" if place == "toy.py" else "runtime"
-    assert [name for name in first if first[name] != other_code[name]] == [part]
 
 
 @pytest.mark.parametrize(
@@ -129,33 +127,109 @@ def test_settings_by_hand(flags, settings):
     assert kept.settings_of(kept.command_of("grpo", settings)[1:]) == settings
 
 
-def test_results_of_another_code_are_listed_and_marked(tmp_path, monkeypatch):
-    """Kept runs by the code of today, by other code, and by a script that is gone."""
+A_TREE = {  # no git in it
+    "toy.py": "def f(a):\n    return 2 * a\n",
+    "other.py": "",
+    "lab/toy.py": "",
+    "lab/x.py": "",
+    "lab/common.py": "",
+    "runtime/x.py": "def f(a):\n    return 2 * a\n",
+    "tests/digits.txt": "A head.\n2026-01-02 toy.py: moved\n",
+}
+OTHER_COMMENT, OTHER_CODE = "def f(a):\n    return (2  # twice\n * a)", "def f(a): return 3 * a"
+LINE = A_TREE["tests/digits.txt"]
+
+
+@pytest.mark.parametrize(
+    ("script", "changed", "commit", "verdict"),
+    [
+        ("toy", {}, "abc", ""),
+        ("toy", {"toy.py": OTHER_COMMENT, "runtime/x.py": OTHER_COMMENT}, "abc+", ""),
+        ("toy", {"toy.py": OTHER_CODE, "runtime/x.py": OTHER_CODE}, "abc", ""),  # no digit moved
+        ("toy", {"toy.py": OTHER_CODE}, "abc+", "not known: its code had changes that no commit has"),
+        ("toy", {"runtime/x.py": OTHER_CODE}, "abc+", "not known: its code had changes that no commit has"),
+        ("toy", {"toy.py": None}, "abc", "not known: there is no script toy"),
+        ("lab.x", {"runtime/x.py": OTHER_CODE}, "abc", ""),
+        ("lab.x", {"lab/common.py": OTHER_CODE}, "abc", "not known: lab/x.py or its common.py has changed"),
+        *[
+            (
+                script,
+                {f"{script.replace('.', '/')}.py": OTHER_CODE, "tests/digits.txt": f"{LINE}{line}\n"},
+                "abc",
+                verdict,
+            )
+            for script, line, verdict in [
+                ("toy", "2026-01-03 other.py toy.py: why", "moved: 2026-01-03 other.py toy.py: why"),
+                ("toy", "2026-01-03: toy.py and all the others", "moved: 2026-01-03: toy.py and all the others"),
+                ("toy", "2026-01-03 other.py, lab/toy.py: not toy.py", ""),
+                ("toy", "2026-01-03 tyo.py: misspelt", "moved: 2026-01-03 tyo.py: misspelt"),
+                ("toy", "Not a date toy.py: why", ""),
+                ("lab.x", "2026-01-03 lab/x.py: why", "moved: 2026-01-03 lab/x.py: why"),
+            ]
+        ],
+    ],
+)
+def test_a_result_knows_whether_todays_code_has_its_digits(tmp_path, script, changed, commit, verdict):
+    """The result is made in a tree, which then changes. Its own code, comments aside, decides without digits.txt."""
+    found = []
+    for name, files in (("then", A_TREE), ("now", A_TREE | changed)):
+        for path, text in files.items():
+            (tmp_path / name / path).parent.mkdir(parents=True, exist_ok=True)
+            if text is not None:
+                (tmp_path / name / path).write_text(text)
+        found.append(kept.code_of(script, tmp_path / name))
+    result = {"script": script, "commit": commit, "code": found[0]}
+    assert kept.differs(result, tmp_path / "now") == verdict
+
+
+def test_results_of_other_digits_are_listed_and_marked(tmp_path, monkeypatch):
     monkeypatch.setattr(compare, "ROOT", tmp_path)
     monkeypatch.setattr(kept, "FOLDERS", (".",))
-    now = kept.code_of("grpo")
-    cases = {
-        "a": ("grpo", now, ""),
-        "b": ("grpo", now | {"runtime": "0"}, "runtime"),
-        "c": ("grpo", {"script": "0", "runtime": "0"}, "script and runtime"),
-        "d": ("grpo", None, "unknown"),
-        "e": ("nowhere", now, "script"),
-    }
-    runs = {
-        name: {0: a_kept_run([0.5, 0.5]) | {"script": script, "code": code}}
-        for name, (script, code, _) in cases.items()
-    }
-    for name in runs:
-        compare.file_of(tmp_path, name, 0).write_text(json.dumps(runs[name][0]))
-    expected = [f"{name}_seed_0.json: {what} (commit abc)" for name, (_, _, what) in cases.items() if what]
-    assert compare.stale() == [*expected, "4 of 5 kept results were made by another code"]
+    monkeypatch.setattr(kept, "moves", lambda script, root: ["1", "2"])
+    now, other = kept.code_of("grpo"), {"script": "0", "runtime": "0"}
+    codes = {"a": now, "b": other | {"digits": 2}, "c": other | {"digits": 1}, "d": None, "e": other}
+    runs = {name: {0: a_kept_run([0.5, 0.5]) | {"code": code}} for name, code in codes.items()}
+    for name, by_seed in runs.items():
+        kept.add(tmp_path / "x.jsonl", kept.name_of(name, 0), by_seed[0])
+    unknown = "not known: nothing tells which commits came after it"
+    assert compare.stale() == [
+        "./c_seed_0 (commit abc): moved: 2",
+        *(f"./{name}_seed_0 (commit abc): {unknown}" for name in "de"),
+        "5 saved results: 2 have the digits of today's code, those of 1 have moved, and of 2 it is not known",
+    ]
     table = compare.table(runs, {name: ["grpo.py"] for name in runs}, "--steps 1")
-    marked = [row.split(" | ")[0] for row in table.splitlines()[2:7]]
-    assert marked == ["| a", "| b †", "| c †", "| d †", "| e †"]
+    assert [row.split(" | ")[0] for row in table.splitlines()[2:7]] == ["| a", "| b", "| c †", "| d ‡", "| e ‡"]
 
 
 def test_all_kept_results_have_their_settings_and_code():
     """The code is null if the commit that a result names is not in this history."""
-    for path in sorted(path for folder in kept.FOLDERS for path in (ROOT / folder).rglob("*_seed_?.json")):
-        result = json.loads(path.read_text())
-        assert isinstance(result["settings"], dict) and "code" in result and "command" not in result, path
+    for folder in kept.FOLDERS:
+        for name, result in kept.read(ROOT / folder).items():
+            assert isinstance(result["settings"], dict) and "code" in result and "command" not in result, name
+
+
+def test_saved_runs_are_a_line_each_sorted_and_none_is_lost(tmp_path):
+    """Two processes add to a file at once. A run that is there stays, and files from before are read as well."""
+    words = "import sys; from pathlib import Path; from tools import kept\n"
+    words += (
+        "for i in range(30): kept.add(Path(sys.argv[1]), f'{sys.argv[2]}_seed_{i}', {'rows': [], 'by': sys.argv[2]})"
+    )
+    both = [subprocess.Popen([sys.executable, "-c", words, tmp_path / "x.jsonl", who], cwd=ROOT) for who in "ab"]
+    assert [process.wait() for process in both] == [0, 0]
+    kept.add(tmp_path / "x.jsonl", "a_seed_7", {"rows": [], "by": "c"})
+    lines = (tmp_path / "x.jsonl").read_text().splitlines()
+    names = [json.loads(line)["run"] for line in lines]
+    assert names == sorted(f"{who}_seed_{i}" for who in "ab" for i in range(30)) and len(list(tmp_path.iterdir())) == 1
+    (tmp_path / "old_seed_0.json").write_text('{"by": "d"}')
+    found = kept.read(tmp_path)
+    assert len(found) == 61 and found["a_seed_7"]["by"] == "a" and found["old_seed_0"]["by"] == "d"
+    for text, said in [
+        (lines[0][:-5], "y.jsonl, line 1 can't be read"),
+        (lines[0].replace('"a"', '"e"'), "another run named a_seed_0"),
+        (f"{lines[0]}\n{lines[0].replace('[]', '[1]')}", "y.jsonl, line 2 is a second run named a_seed_0"),
+    ]:
+        (tmp_path / "y.jsonl").write_text(f"{text}\n")
+        with pytest.raises(ValueError, match=said):
+            kept.read(tmp_path)
+    with pytest.raises(ValueError, match=r"no file benchmarks/llm/\*.jsonl has a run named grpo_seed_99"):
+        kept.run("benchmarks/llm/grpo_seed_99")

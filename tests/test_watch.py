@@ -1,17 +1,20 @@
-"""What tools/watch.py shows: what an update did to each token, and a page that follows runs."""
+"""What watch.py and report.py show: what an update did to each token, a page that follows runs, a report of runs."""
 
+import fcntl
 import json
 import math
+import os
+import re
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import KK_TINY
+from conftest import KK_TINY, python
 from fastapi.testclient import TestClient
 
 import grpo
 from runtime import records, watched_tokens
-from tools import watch
+from tools import report, runs, watch
 
 
 @pytest.mark.parametrize("text", ["Zoey says: “Ana is a knave 🙂🙂.” 数学\n" * 9, " x ↔ y é", ""])
@@ -72,10 +75,141 @@ def test_the_tokens_of_a_run_have_their_probabilities_before_and_after_the_updat
 
 def test_the_server_gives_runs_and_nothing_else(run_dir):
     get = TestClient(watch.server([run_dir[0].parent])).get
-    assert get("/").text == watch.PAGE.read_text()
+    assert "setInterval(look" in get("/").text
     [run] = get("/runs").json()
     assert run["name"] == str(run_dir[0]) and run["ago"] < 3600
     assert (run["step"], run["steps"]) == (3, 7)
-    assert get("/tokens", params={"name": run["name"]}).json()["step"] == 3
-    assert get("/curves").text.rstrip().endswith("</svg>")
-    assert [get(path).status_code for path in ("/tokens?name=/etc", "/tokens", "/tools/watch.py")] == [404] * 3
+    index = get("/index").text
+    assert "<h2>kk</h2>" in index and "step 3 of 7" in index and index.count("</svg>") == 2
+    tokens = get("/tokens", params={"name": run["name"]}).text
+    assert "Ana is" in re.sub("<[^>]*>", "", tokens) and "more tokens" not in tokens
+    assert "No samples yet" in get("/samples", params={"name": run["name"]}).text
+    places = ("/tokens?name=/etc", "/tokens", "/samples?name=/etc", "/tools/watch.py")
+    assert [get(path).status_code for path in places] == [404] * 4
+
+
+ODD = "<b>Ana</b></script> & \u202e\ud800\x00 $a_b$"  # of a model, which may write anything
+
+
+def make_run(folder, script="grpo", accuracies=(0.25, 0.5), more=(), **settings):
+    """The files of a run, as records.py writes them; `more`: names of files to leave out."""
+    folder.mkdir(parents=True)
+    settings = {"task": "kk", "model": "m", "seed": 0, "steps": 9, "people": "2", "run_dir": str(folder)} | settings
+    row = {"prompt": ODD, "response": ODD, "reward": -1.0, "correct": False, "format": True}
+    texts = {
+        "args.json": settings,
+        "run.json": {"script": script, "commit": "abc+", "machine": "here", "sizes": {"test_problems": 100}},
+        "samples.jsonl": {"step": 1, "answer": {"Ana": True}, **row},
+        "tokens.json": {
+            "step": 1, "responses": [{
+                "prompt": ODD, "tokens": [ODD, "x", "y"], "is_own": [True, True, False], "old_logp": [-1.0, -2, 0],
+                "new_logp": [-0.5, -2, 0], "advantages": [1.0, 1, 0],
+            }],
+        },
+        "ended.txt": None,
+    }  # fmt: skip
+    for name, value in texts.items():
+        if name not in more:
+            (folder / name).write_text("done after step 9: x" if value is None else json.dumps(value) + "\n")
+    rows = [{"step": 3 * i, "eval/accuracy": value, "reward": value} for i, value in enumerate(accuracies)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tests = [{"step": step, "id": 4, **row, "turns": ["a", ODD], "replies": ["r"]} for step in (0, 3)]
+    (folder / "test_samples.jsonl").write_text("".join(json.dumps(test) + "\n" for test in tests))
+    return folder
+
+
+def seeds(folder, script, values):
+    return [make_run(folder / f"{script}{i}", script, (0.2, value), seed=i) for i, value in enumerate(values)]
+
+
+# What a report says of runs: (the runs that a folder gets, a sentence)
+SAID = {
+    "three seeds": (
+        lambda f: [*seeds(f, "grpo", [0.5, 0.4, 0.45]), *seeds(f, "rloo", [0.7, 0.61, 0.65])],
+        "Test accuracy at step 3: rloo (3 seeds) minus grpo (3 seeds) is +0.203 (95 % interval +0.189 to +0.218, "
+        "3 seeds, each compared with itself). rloo (3 seeds) learned better.",
+    ),
+    "other seeds": (
+        lambda f: [
+            *seeds(f, "a", [0.5, 0.4, 0.6]),
+            *(make_run(f / str(i), "b", (0, i / 10), seed=i) for i in (3, 5, 7)),
+        ],
+        "is +0.000 (95 % interval −0.416 to +0.416, 3 and 3 seeds). Which one learned better can't be told.",
+    ),
+    "one run each": (
+        lambda f: [make_run(f / "a", lr=1), make_run(f / "b", lr=2, accuracies=[0.25, 0.75])],
+        "grpo, lr 2 minus grpo, lr 1 is +0.250 (95 % interval +0.116 to +0.372, for the choice of 100 test problems "
+        "alone). grpo, lr 2 learned better here; whether it does with other seeds takes three seeds each.",
+    ),
+    "the same seed twice": (lambda f: [make_run(f / "one"), make_run(f / "two")], "two minus one is +0.000"),
+    "a loss": (
+        lambda f: [make_run(f / "a", accuracies=[1, math.nan]), make_run(f / "b", accuracies=[1, 0], lr=2)],
+        "without three seeds each there is no interval",
+    ),
+    "tasks": (lambda f: [make_run(f / "a"), make_run(f / "b", task="math")], "tested with different values of task"),
+    "people": (lambda f: [make_run(f / "a"), make_run(f / "b", people="3")], "tested with different values of people"),
+    "no step": (lambda f: [make_run(f / "a"), make_run(f / "b", accuracies=[], lr=2)], "no step in common yet"),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_a_report_says_how_sure_a_difference_is(name, tmp_path):
+    make, says = SAID[name]
+    text = report.page([runs.read(folder) for folder in make(tmp_path)])
+    assert says in text.replace("&#39;", "'"), re.findall("<p><b>(.*)</b>", text)
+
+
+def test_newcombes_interval():
+    """Of 56 / 70 and 48 / 80, from his paper (Statistics in Medicine 17, 1998, table II)."""
+    mean, low, high, _ = report.interval({0: 56 / 70}, {0: 48 / 80}, 70, 80)
+    assert (mean, low, high) == pytest.approx((0.2, 0.0524, 0.3339), abs=5e-5)
+
+
+def test_a_report_escapes_what_a_model_writes_and_needs_no_file(tmp_path):
+    """A run that was killed early has few files, and a name may look like TeX or HTML."""
+    make_run(tmp_path / "<i>$x_", more=["ended.txt", "samples.jsonl", "tokens.json", "run.json", "args.json"])
+    make_run(tmp_path / "b$", lr=3)
+    done = python("-m", "tools.report", tmp_path / "<i>$x_", tmp_path / "b$", "--out", tmp_path / "r.html")
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "r.html").read_text()
+    assert "<b>Ana" not in text and "<i>" not in text and text.count("</script>") == 1
+    assert "&lt;b&gt;Ana&lt;/b&gt;&lt;/script&gt; &amp; ��� $a_b$" in text and "→ r" in text
+    assert "killed, step 3 of" in text and "done, step 3 of 9" in text and "with changes that are not committed" in text
+    assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", text.replace("xlink:href", "href"))
+
+
+def test_mistakes_in_the_arguments_of_a_report_are_told_in_one_line(tmp_path, capsys):
+    run = make_run(tmp_path / "a")
+    (make_run(tmp_path / "broken") / "metrics.jsonl").write_text("[1]\n")
+    (make_run(tmp_path / "cut") / "args.json").write_text('{"a')
+    for folders, out, says in (
+        ([], None, "name the folder of a run"),
+        ([tmp_path / "no"], None, "no is not the folder of a run"),
+        ([tmp_path], None, f"name a run in it: {run}"),
+        ([tmp_path / "broken"], None, "is damaged"),
+        ([tmp_path / "cut"], None, "args.json can't be read"),
+        ([run], tmp_path / "a.pdf", "a.pdf; it must end with .html"),
+        ([run], tmp_path / "no" / "a.html", "No such file or directory"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            report.main(folders, out)
+        told = capsys.readouterr().err
+        assert says in told and told.count("\n") == 1, told
+
+
+def test_a_run_keeps_its_colour_and_its_state_is_that_of_its_lock(tmp_path):
+    for i in range(10):
+        folder = make_run(tmp_path / f"run{(7 * i) % 10}", more=["ended.txt"])
+        for path in folder.iterdir():
+            os.utime(path, (i, i))
+    shown = watch.find([tmp_path])
+    assert len(shown) == watch.MOST and len({run.colour for run in shown.values()}) == watch.MOST
+    newest = list(shown.values())[-1]
+    (newest.folder / "lock").write_text("")
+    make_run(tmp_path / "newer")
+    later = watch.find([tmp_path])
+    assert all(later[name].colour == run.colour for name, run in shown.items() if name in later)
+    with open(newest.folder / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert newest.state == "running"
+    assert newest.state == "killed" and newest.minutes_left is None

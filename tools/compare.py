@@ -3,22 +3,22 @@
     python tools/compare.py                      every script, seeds 0, 1 and 2 (`control` has eight)
     python tools/compare.py --suite stages       an ablation of the papers, see tools/comparisons.toml
     python tools/compare.py --only grpo ar       run some of the entries; the table has all saved ones
-    python tools/compare.py --stale              list the saved results that other code than today's made
+    python tools/compare.py --stale              list the saved results whose digits have moved since, or may have
     python tools/compare.py --name mine --entries "eta 0.3: grpo_ar_lopti.py --eta 0.3" "eta 0.7: …"
 
 An entry (a configuration) is a name, a script and the script's flags, which override the same flags of all entries.
-Every finished run is saved as a small JSON file in benchmarks/kk_tiny/ (settings, metrics of every step, hash of the
-code, commit, versions, machine) and not repeated. NAME.md and NAME.png are made from those files alone, on any machine;
-NAME is the suite unless another is given. Seconds are in no table: see docs/speed.md.
+Every finished run is a line of a JSONL file in benchmarks/kk_tiny/ (settings, metrics of every step, its code, commit,
+versions, machine), and is not repeated. NAME.md and NAME.png are made from those lines alone, on any machine; NAME is
+the suite unless another is given. Seconds are in no table: see docs/speed.md.
 """
 
 import json
-import re
 import shlex
 import subprocess
 import sys
 import tempfile
 import tomllib
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -57,7 +57,7 @@ class Args:
     folder: Path | None = None  # where runs, table and plot are saved; None: benchmarks/kk_tiny or benchmarks/llm
     name: str = ""  # name of the table and the plot; empty: the suite's
     draw_only: bool = False  # run nothing, plot the saved runs
-    stale: bool = False  # list the saved results of all suites, lab/ and benchmarks/ that other code made, then end
+    stale: bool = False  # list the saved results of all suites, lab/ and benchmarks/ whose digits moved, then end
 
 
 def read_suite(name):
@@ -85,27 +85,27 @@ def asked_for(words, common, seed):
     return {"script": Path(words[0]).stem, "settings": given}
 
 
-def file_of(folder, name, seed):
-    return folder / f"{re.sub('[^a-z0-9.]+', '_', name.lower())}_seed_{seed}.json"
-
-
 def read_runs(folder, commands, common, seeds):
     """Return {name: {seed: saved run}}. ValueError if another script or other settings made one.
 
     commands: {name: [script, flag, ...]}.
     """
+    saved = kept.read(folder)
     runs = {name: {} for name in commands}
     for name, words in commands.items():
         for seed in seeds:
-            path = file_of(folder, name, seed)
-            if not path.exists():
+            found = saved.get(kept.name_of(name, seed))
+            if not found:
                 continue
-            runs[name][seed] = found = files.read_object(path)
+            runs[name][seed] = found
             asked = asked_for(words, common, seed)
             made_by = {"script": found["script"], "settings": found["settings"]}
             if made_by != asked:
                 was, wanted = (shlex.join(kept.command_of(**one)) for one in (made_by, asked))
-                raise ValueError(f"{path} was made by {was}, not by {wanted}: give the entry another name")
+                raise ValueError(
+                    f"{kept.name_of(name, seed)} in {folder} was made by {was}, not by {wanted}: "
+                    "give the entry another name"
+                )
     return runs
 
 
@@ -208,7 +208,7 @@ def table(runs, commands, common):
     first, *others = runs
     rows = rows_of(runs)
     columns = {
-        "entry": [name + " †" * any(map(kept.differs, by_seed.values())) for name, by_seed in runs.items()],
+        "entry": [name + mark(by_seed.values()) for name, by_seed in runs.items()],
         "script and flags": [f"`{shlex.join(commands[name])}`" for name in runs],
         "runs": [str(len(by_seed)) for by_seed in runs.values()],
     }
@@ -229,22 +229,35 @@ def table(runs, commands, common):
         "evaluations, or of all after the one before training, and the last; mean ± standard error over the seeds. "
         f"Before training it is {before:.3f}. "
         f'Difference: "NAME X" minus "NAME", others minus "{first}", with the same seed, which means the same problems '
-        "in the same order. Reward, length: mean of the last 5 steps. †: made by another code than today's; "
-        "`python tools/compare.py --stale` says which part of it."
+        "in the same order. Reward, length: mean of the last 5 steps. †: the digits of its script have moved since; ‡: "
+        "it is not known whether they have. `python tools/compare.py --stale` says more."
     )
     return "\n\n".join([texts.table(columns, zip(*columns.values())), text, made_by(runs)]) + "\n"
 
 
+def mark(runs):
+    """Return the mark behind an entry's name: "" if today's code gives the digits of its runs."""
+    found = "".join(map(kept.differs, runs))
+    return " †" * (kept.MOVED in found) + " ‡" * (kept.UNKNOWN in found)
+
+
 def stale():
-    """Return a line for each saved result that other code made, and their number."""
-    lines, count = [], 0
-    for path in sorted(path for folder in kept.FOLDERS for path in (ROOT / folder).rglob("*.json")):
-        result = json.loads(path.read_text())
-        if isinstance(result, dict) and isinstance(result.get("script"), str):
-            count += 1
-            if what := kept.differs(result):
-                lines.append(f"{path.relative_to(ROOT)}: {what} (commit {result['commit']})")
-    return [*lines, f"{len(lines)} of {count} kept results were made by another code"]
+    """Return a line for each saved result whose digits have moved since, or may have, and their numbers."""
+    lines, counts = [], Counter()
+    for folder in kept.FOLDERS:
+        runs = kept.read(ROOT / folder)
+        results = {f"{folder}/{name}": run for name, run in runs.items()}
+        for path in (ROOT / folder).rglob("*.json"):
+            result = files.read_object(path) if path.stem not in runs else None
+            if isinstance(result, dict) and isinstance(result.get("script"), str):
+                results[str(path.relative_to(ROOT))] = result
+        for name, result in sorted(results.items()):
+            what = kept.differs(result)
+            counts[what.partition(":")[0]] += 1
+            if what:
+                lines.append(f"{name} (commit {result['commit']}): {what}")
+    total = f"{counts.total()} saved results: {counts['']} have the digits of today's code, those of"
+    return [*lines, f"{total} {counts[kept.MOVED]} have moved, and of {counts[kept.UNKNOWN]} it is not known"]
 
 
 def made_by(runs):
@@ -266,7 +279,9 @@ def main(args):
         common, commands, seeds = read_suite(args.suite)
         folder = args.folder or ROOT / "benchmarks" / ("llm" if "SmolLM2" in common else "kk_tiny")
         common, commands = args.common or common, read_entries(args.entries) or commands
-        seeds, name = args.seeds or seeds, args.name or args.suite
+        seeds, title = args.seeds or seeds, args.name or args.suite
+        is_own = args.entries or args.common
+        file = folder / f"{title if is_own else SUITES[args.suite].get('flags_of', args.suite)}.jsonl"
         if unknown := set(args.only) - commands.keys():
             raise ValueError(f"--only {' '.join(sorted(unknown))}: the entries are {', '.join(commands)}")
         folder.mkdir(parents=True, exist_ok=True)
@@ -276,16 +291,16 @@ def main(args):
     print(f"{sum(map(len, runs.values()))} runs are kept, {len(missing)} are missing")
     for seed, entry in (bar := tqdm(missing, disable=not missing or None)):
         bar.set_description(f"{entry}, seed {seed}")
-        runs[entry][seed] = run(asked_for(commands[entry], common, seed))
-        text = json.dumps(runs[entry][seed]).replace('{"step"', '\n{"step"') + "\n"
-        files.write(file_of(folder, entry, seed), text)
-    runs = {entry: dict(sorted(by_seed.items())) for entry, by_seed in runs.items() if by_seed}
+        name = kept.name_of(entry, seed)
+        if name not in kept.read(folder):  # another process may have made it meanwhile
+            kept.add(file, name, run(asked_for(commands[entry], common, seed)))
+    runs = {entry: by_seed for entry, by_seed in read_runs(folder, commands, common, seeds).items() if by_seed}
     if not runs:
         sys.exit(f"error: no run of these entries is kept in {folder}")
     text = table(runs, commands, common)
-    (folder / f"{name}.md").write_text(text)
-    draw(runs, folder, name)
-    print(f"{text}\nwrote {name}.md and {name}.png in {folder}")
+    (folder / f"{title}.md").write_text(text)
+    draw(runs, folder, title)
+    print(f"{text}\nwrote {title}.md and {title}.png in {folder}")
 
 
 if __name__ == "__main__":

@@ -20,11 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tools import family
 
 
-def main(script: tyro.conf.Positional[str], other: tyro.conf.Positional[str] = ""):
-    """other: none compares the script's parent with the script."""
-    names = [script, other] if other else [family.PARENT.get(script.removesuffix(".py")), script]
-    if names[0] is None:
-        sys.exit(f"error: {script} grew from no other script: name the one to compare it with")
+def run(names, **options):
+    """Run git's diff of two scripts, given by name or path, and return the finished process; options of subprocess."""
     with tempfile.TemporaryDirectory() as folder:
         places = [f"{side}/{Path(name).stem}.py" for side, name in zip("ab", names)]
         for place, name in zip(places, names):
@@ -38,7 +35,15 @@ def main(script: tyro.conf.Positional[str], other: tyro.conf.Positional[str] = "
             Path(folder, place).write_text("".join(text.splitlines(keepends=True)[below:]), encoding="utf-8")
         Path(folder, "attributes").write_text("*.py diff=python\n")  # makes git show functions' names
         command = ["git", "-c", f"core.attributesFile={folder}/attributes", "diff", "--no-index", "--no-prefix"]
-        subprocess.run([*command, "--histogram", *places], cwd=folder)
+        return subprocess.run([*command, "--histogram", *places], cwd=folder, **options)
+
+
+def main(script: tyro.conf.Positional[str], other: tyro.conf.Positional[str] = ""):
+    """other: none compares the script's parent with the script."""
+    names = [script, other] if other else [family.PARENT.get(script.removesuffix(".py")), script]
+    if names[0] is None:
+        sys.exit(f"error: {script} grew from no other script: name the one to compare it with")
+    run(names)
 
 
 if __name__ == "__main__":

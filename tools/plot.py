@@ -1,8 +1,8 @@
-"""Plot runs in one figure, as they were measured: for compare.py, watch.py, course/ and benchmarks/.
+"""Plot kept runs in one figure, as they were measured: for compare.py, course/ and benchmarks/.
 
 Runs of one group are one line, their mean, with a band from the lowest to the highest. Nothing is smoothed (AR-Lopti's
-figures 4 and 7 are, by an exponential average of 0.95). RUN/curves.png (runtime/curves.py) shows a single run, and
-`tensorboard --logdir runs` several.
+figures 4 and 7 are, by an exponential average of 0.95). tools/report.py shows runs of one's own, and RUN/curves.png
+(runtime/curves.py) a single one.
 """
 
 from statistics import fmean, median
@@ -78,7 +78,7 @@ def draw_line(axis, runs, key, has_band=True, **look):
     The band's ends were measured, so it can't show a negative length or a fraction above 1.
     """
     steps, mean, low, high = mean_and_range(runs, key)
-    marker = "o" if key.startswith("eval/") else None
+    marker = "o" if key.startswith("eval/") or len(steps) == 1 else None  # a line of one point has no length
     axis.plot(steps, mean, marker=marker, ms=4, **look)
     if has_band and len(runs) > 1:
         axis.fill_between(steps, low, high, color=look["color"], alpha=0.13, lw=0)

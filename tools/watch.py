@@ -1,4 +1,4 @@
-"""Follow runs in a browser: growing curves, and the effect of the newest update on each token of some responses.
+"""Follow runs in a browser: an index, growing curves, samples, and the effect of the newest update on each token.
 
     make watch                            the runs in runs/
     python tools/watch.py RUN FOLDER …    these runs, and the runs in these folders
@@ -8,8 +8,7 @@ page asks for news every two seconds. It shows at most eight runs, the last to c
 machine, start it there, and run here: `ssh -N -L 6007:127.0.0.1:6007 MACHINE`.
 """
 
-import io
-import json
+import itertools
 import sys
 import time
 from pathlib import Path
@@ -24,21 +23,24 @@ import tyro
 import uvicorn
 
 from runtime import curves
-from tools import plot
+from tools import runs
 
-PAGE = Path(__file__).with_name("watch.html")
-MOST = 8  # runs shown
-FILES = ("metrics.jsonl", "tokens.json")
+MOST = 8  # runs shown, as many as there are colours
+FILES = ("metrics.jsonl", "tokens.json", "ended.txt")
 
 
-def find(paths):
-    """Return {name: folder} of the runs that changed last, at most MOST, in the order of their names."""
-    folders = {}
+def places(paths):
+    """Return {name: folder} of all runs, the first to begin first."""
+    found = {}
     for path in paths:
-        places = [path] if (path / "metrics.jsonl").exists() else path.glob("*/")
-        folders |= {str(place): place for place in places if (place / "metrics.jsonl").exists()}
-    newest = sorted(folders, key=lambda name: changed(folders[name]))[-MOST:]
-    return {name: folders[name] for name in sorted(newest)}
+        inside = [path] if (path / "metrics.jsonl").exists() else path.glob("*/")
+        found |= {str(place): place for place in inside if (place / "metrics.jsonl").exists()}
+    return dict(sorted(found.items(), key=lambda item: (began(item[1]), item[0])))
+
+
+def began(folder):
+    """Return the time when a run began: when the oldest of its files was last changed, in seconds."""
+    return min(path.stat().st_mtime for path in folder.iterdir())
 
 
 def changed(folder):
@@ -46,42 +48,72 @@ def changed(folder):
     return max((folder / name).stat().st_mtime for name in FILES if (folder / name).exists())
 
 
+def find(paths):
+    """Return {name: Run} of the runs that changed last, at most MOST.
+
+    A run's colour depends on how many of all runs began before it: so it keeps its colour when others come and go.
+    """
+    everything = places(paths)
+    newest = sorted(everything, key=lambda name: changed(everything[name]))[-MOST:]
+    found = {}
+    for (name, folder), colour in zip(everything.items(), itertools.cycle(curves.COLOURS)):
+        if name in newest:
+            found[name] = runs.read(folder)
+            found[name].label, found[name].colour = name, colour
+    return found
+
+
+def tasks(found):
+    """Return {task: [its runs]}, because the accuracies of two tasks don't belong in one figure."""
+    groups = {}
+    for run in found.values():
+        groups.setdefault(Path(run.settings.get("task", run.script)).stem, []).append(run)
+    return groups
+
+
 def overview(paths):
     """Return, per run: its name, step and steps, when it last changed, and how many seconds ago that was."""
     found = []
-    for name, folder in find(paths).items():
-        rows = curves.read_rows(folder / "metrics.jsonl")
-        about = {"name": name, "step": rows[-1]["step"] if rows else 0, "changed": changed(folder)}
-        about["steps"] = read(folder / "args.json").get("steps")
+    for name, run in find(paths).items():
+        about = {"name": name, "step": run.step, "steps": run.settings.get("steps"), "state": run.state}
+        about |= {"changed": changed(run.folder), "colour": run.colour}
         found.append(about | {"ago": time.time() - about["changed"]})
     return found
 
 
-def picture(paths):
-    """Plot the metrics of the runs in one figure, as SVG."""
-    groups = {name: [curves.read_rows(folder / "metrics.jsonl")] for name, folder in find(paths).items()}
-    text = io.StringIO()
-    plot.draw(groups, []).savefig(text, format="svg")
-    return text.getvalue()
-
-
-def read(path):
-    """Return the JSON object in a file; {} without the file. Trainers replace these files atomically."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-
 def server(paths):
-    """Return the page's server: /, /curves with their picture, /runs with the overview, /tokens?name=… of a run."""
+    """Return the page's server: /, /runs with the overview, and parts of the page: /index, /tokens and /samples."""
     app = fastapi.FastAPI(openapi_url=None)
-    app.get("/")(lambda: fastapi.responses.FileResponse(PAGE))
-    app.get("/curves")(lambda: fastapi.Response(picture(paths), media_type="image/svg+xml"))
+
+    def html(part, **values):
+        return fastapi.responses.HTMLResponse(runs.template("watch.html").render(part=part, **values))
+
+    def folder_of(name):
+        if folder := places(paths).get(name):
+            return folder
+        raise fastapi.HTTPException(404)
+
+    app.get("/")(lambda: html("page"))
     app.get("/runs")(lambda: overview(paths))
+
+    drawn = {}  # {task: (what its panels show, the panels)}
+
+    @app.get("/index")
+    def index():
+        groups = tasks(find(paths))
+        for task, of in groups.items():
+            shows = [(run.label, run.colour, changed(run.folder)) for run in of]
+            if drawn.get(task, [None])[0] != shows:
+                drawn[task] = shows, runs.panels([[run] for run in of], curves.MOST_PANELS)
+        return html("index", tasks=[(task, of, drawn[task][1]) for task, of in groups.items()])
 
     @app.get("/tokens")
     def tokens(name: str = ""):
-        if folder := find(paths).get(name):
-            return read(folder / "tokens.json")
-        raise fastapi.HTTPException(404)
+        return html("tokens", newest=runs.newest_tokens(folder_of(name)))
+
+    @app.get("/samples")
+    def samples(name: str = ""):
+        return html("samples", samples=runs.samples(folder_of(name)))
 
     return app
 

@@ -59,4 +59,4 @@ def first_sign(run, healthy, margin):
 # 2, then add clip_rate. For 11.1: share 0.1. For 11.2: usual 0.01 (USUAL_GAP, float32) and factor 3
 # (JUMP, both in runtime/records.py). Row 0 is the evaluation before training:
 #
-#     rows = json.load(open("course/results/healthy_seed_0.json"))["rows"][1:]
+#     rows = tools.kept.run("course/results/healthy_seed_0")["rows"][1:]

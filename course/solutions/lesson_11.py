@@ -75,14 +75,10 @@ METRICS = ("entropy", "kl", "grad_norm", "response_tokens", "format_rate", "samp
 
 
 def open_question():
-    import json
-    from pathlib import Path
+    from tools import kept
 
-    root = Path(__file__).resolve().parents[2]
-
-    def metrics(file, keys):  # [S, M]
-        rows = json.loads((root / f"{file}.json").read_text())["rows"]
-        rows = [[row[key] for key in keys] for row in rows if row["step"] > 0]
+    def metrics(name, keys):  # [S, M]
+        rows = [[row[key] for key in keys] for row in kept.run(name)["rows"] if row["step"] > 0]
         return torch.tensor(rows, dtype=torch.float64)
 
     healthy = [metrics(f"course/results/healthy_seed_{seed}", METRICS) for seed in range(3)]

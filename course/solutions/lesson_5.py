@@ -41,16 +41,14 @@ def lopti_stages(logp, mask, eta):
 
 
 def open_question():
-    import json
-    from pathlib import Path
     from statistics import fmean, stdev
 
-    folder = Path(__file__).parents[2] / "benchmarks" / "kk_tiny"
+    from tools import kept
 
     def accuracy(entry):  # of seeds 0, 1, 2
         found = []
         for seed in range(3):
-            rows = json.loads((folder / f"{entry}_seed_{seed}.json").read_text())["rows"]
+            rows = kept.run(f"benchmarks/kk_tiny/{kept.name_of(entry, seed)}")["rows"]
             found.append(fmean(r["eval/accuracy"] for r in rows if r["step"] in (4, 8)))
         return found
 
@@ -60,9 +58,8 @@ def open_question():
 
     print(f"grpo: {fmean(accuracy('grpo')):.3f}")
     for name in ("lopti", "high, then low", "low alone", "high alone"):
-        entry = name.replace(",", "").replace(" ", "_")
-        print(f"{name}: {fmean(accuracy(entry)):.3f}, minus grpo {difference(entry, 'grpo')}")
-    print(f"high, then low minus lopti: {difference('high_then_low', 'lopti')}")
+        print(f"{name}: {fmean(accuracy(name)):.3f}, minus grpo {difference(name, 'grpo')}")
+    print(f"high, then low minus lopti: {difference('high, then low', 'lopti')}")
 
 
 if __name__ == "__main__":

@@ -59,14 +59,11 @@ def bootstrap_interval(correct, repeats, generator):
 
 
 def open_question():
-    import json
-    from pathlib import Path
-
-    folder = Path(__file__).parents[2] / "benchmarks" / "kk_tiny"
+    from tools import kept
 
     def accuracy_at_step_8(entry):  # [3]
-        kept = [json.loads((folder / f"{entry}_seed_{seed}.json").read_text()) for seed in range(3)]
-        return torch.tensor([run["rows"][-1]["eval/accuracy"] for run in kept], dtype=torch.float64)
+        runs = [kept.run(f"benchmarks/kk_tiny/{entry}_seed_{seed}") for seed in range(3)]
+        return torch.tensor([run["rows"][-1]["eval/accuracy"] for run in runs], dtype=torch.float64)
 
     t_quantiles = {3: 4.303, 5: 2.776, 10: 2.262, 20: 2.093}  # Student's t, 97.5 %, by seeds
     base = accuracy_at_step_8("grpo_s_clip_16_updates")

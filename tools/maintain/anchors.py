@@ -10,12 +10,13 @@ import posixpath
 import re
 from pathlib import Path
 
-from tools import family
+from tools import diff, family
 
 NAMED = re.compile(r"\[(\w+\.py),\s+([^\[\]]+)\]\(([^()\s#]+\.py)\)")
 SYMBOLS = re.compile(r"^## Where each symbol is computed\n(.*?)^## ", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"(?<=\| )`([^`\n]+)` \|$", re.MULTILINE)  # a row's last cell
-DIFF = re.compile(r"`python tools/diff\.py (\w+) (\w+)`")
+ARXIV = re.compile(r"(?<!\[)arXiv\s+(\d{4}\.\d{5})")
+DIFF = re.compile(r"`python tools/diff\.py (?:(\w+) )?(\w+)`")
 
 
 def definition(text, name):
@@ -50,8 +51,9 @@ def line_named(text, name):
 def with_anchors(text, page):
     """Return a page's Markdown with the site's additions. page: its path from the repository's root.
 
-    Links that name a place lead to its line, the code of symbols links to its line, and calls of tools/diff.py link to
-    the page that shows the difference. ValueError, saying where, if a place is missing.
+    Links that name a place lead to its line, the code of symbols links to its line, papers' numbers link to arXiv, and
+    calls of tools/diff.py link to the page that shows the difference. On a script's page the hunks of the difference
+    follow, folded. ValueError, saying where, if a place is missing.
     """
     folder = family.ROOT / posixpath.dirname(page)
     above = "../" * page.count("/")
@@ -70,5 +72,25 @@ def with_anchors(text, page):
         number = script.partition(match[1])[0].count("\n") + 1
         return f"[`{match[1]}`]({above}{Path(page).stem}.py#L-{number}) |"
 
+    def with_differences(paragraph):
+        calls = DIFF.findall(paragraph)
+        for parent, script in calls:
+            left = parent or family.PARENT[script]
+            viewer = f"{above}diff.html#left={left}&right={script}"
+            paragraph = DIFF.sub(rf"[\g<0>]({viewer})", paragraph, count=1)
+            if Path(page).stem in family.family() and page.startswith("docs/algorithms/"):
+                paragraph += f"\n\n{folded_difference(left, script, viewer)}"
+        return paragraph
+
     text = SYMBOLS.sub(lambda part: CODE.sub(symbol, part[0]), NAMED.sub(named, text))
-    return DIFF.sub(rf"[\g<0>]({above}diff.html#left=\1&right=\2)", text)
+    text = ARXIV.sub(r"[\g<0>](https://arxiv.org/abs/\1)", text)
+    return "\n\n".join(map(with_differences, text.split("\n\n")))
+
+
+def folded_difference(left, right, viewer):
+    """Return the difference between two scripts as folded Markdown. viewer: the page that has it side by side."""
+    _, _, found = diff.run([left, right], capture_output=True, text=True).stdout.partition("\n@@")
+    removed, added = (len(re.findall(rf"^[{sign}]", found, re.MULTILINE)) for sign in ("-", "+"))
+    summary = f"<summary>The lines that differ from {left}.py: −{removed} +{added}, with comments</summary>"
+    button = f'<a class="md-button" href="{viewer}">Open side by side</a>'
+    return f"{button}\n\n<details>{summary}\n\n~~~~~~diff\n@@{found}~~~~~~\n\n</details>"

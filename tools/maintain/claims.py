@@ -29,6 +29,7 @@ WORDS = [OPPOSITE, NO_EFFECT, TOO_FEW, SHOWS]  # a row gets the first of these a
 LAB = ROOT / "lab" / "results"  # the raw values: of the lab's commands,
 RUNS = ROOT / "benchmarks" / "kk_tiny"  # of runs,
 RESULTS = ROOT / "benchmarks" / "results"  # and of benchmarks and evaluate.py
+WIDTH, MOST_PLOTS = 25, 4  # of a plot in characters; of a row
 ALPHA = 0.05  # the chance, at most, that any of a paper's "shows" or "the opposite" is luck
 
 
@@ -205,9 +206,24 @@ def levels_of(found):
     return levels, of_papers
 
 
+def forest(one, level):
+    """Draw an interval as text: ━ the interval, ● the mean, │ 0 or the threshold, ◇ the claimed size."""
+    low, high = one.interval(level)
+    if math.isinf(high):
+        return ""
+    ends = [low, high, 0.0, one.size]
+    scale = (WIDTH - 1) / (max(ends) - min(ends) or 1.0)
+    low, high, zero, size, mean = (round((value - min(ends)) * scale) for value in (*ends, one.mean))
+    marks = {zero: "│"} | ({size: "◇"} if one.size else {}) | {mean: "●"}
+    return "".join(marks.get(at, "━" if low <= at <= high else "·") for at in range(WIDTH))
+
+
 def judged(claim, found, levels):
-    """Return a row's (word, numbers): a claim shows if all its comparisons show. ValueError if no value is saved."""
-    counts, numbers = Counter(), []
+    """Return a row's (word, numbers, plots): a claim shows if all its comparisons show.
+
+    ValueError if no value is saved.
+    """
+    counts, numbers, plots = Counter(), [], {}
     for name in names_of(claim):  # a − before a name: its opposite
         plain = name.removeprefix("-")
         if not found[plain]:
@@ -218,10 +234,12 @@ def judged(claim, found, levels):
             if name in claim["by"]:
                 counts[word] += 1
                 numbers.append(text)
+                plots.setdefault(word, []).append(forest(one, levels[plain]))
             else:
                 numbers.append(f"for comparison, {word}: {text}")
     start = f"({', '.join(f'{count} × {one}' for one, count in counts.items())}) " if len(counts) > 1 else ""
-    return min(counts, key=WORDS.index), start + "; ".join(numbers)
+    worst = min(counts, key=WORDS.index)
+    return worst, start + "<br>".join(numbers), list(filter(None, plots[worst]))
 
 
 def of_file(name, folder):
@@ -242,14 +260,16 @@ def page():
     for paper in CLAIMS["papers"]:
         rows = []
         for claim in paper["claims"]:
-            word, numbers = judged(claim, found, levels)
+            word, numbers, plots = judged(claim, found, levels)
             verdicts[f"{paper['name']}: {claim['item']}"] = word
             anchor = re.sub(r"[^a-z0-9]+", "-", f"{paper['name']} {claim['item']}".lower()).strip("-")
             note = f"<br>Note: {claim['note']}" if "note" in claim else ""
             text = f'<a id="{anchor}"></a>{claim["item"]}: {claim["says"]}'
-            rows.append([text, f"**{word}**", numbers + note, ", ".join(commands_of(claim))])
+            plot = "<br>".join(f"`{one}`" for one in plots[:MOST_PLOTS])
+            more = f"{numbers}{note}<br>{', '.join(commands_of(claim))}"
+            rows.append([text, f"**{word}**", f"{plot}<details><summary>numbers</summary>{more}</details>"])
         title = f"{paper['title']} Intervals of {1 - of_papers[paper['name']]:.2%}."
-        head = ["claim", "verdict", "what came out here", "command"]
+        head = ["claim", "verdict", "what came out here"]
         papers += [f"## {paper['name']}", wrapped(title), texts.table(head, rows), wrapped(paper.get("below", ""))]
     findings = []
     for i, finding in enumerate(CLAIMS["findings"], 1):
@@ -259,7 +279,7 @@ def page():
     words = Counter(verdicts.values())
     of_words = [[word, str(words[word]), CLAIMS["meaning"][word]] for word in WORDS[::-1]]
     parts = ["# Claims", "Findings; the tables below have the numbers:", "\n".join(findings), wrapped(CLAIMS["intro"])]
-    parts += [texts.table(["verdict", "rows", "what it means"], of_words)]
+    parts += [texts.table(["verdict", "rows", "what it means"], of_words), wrapped(CLAIMS["plots"])]
     rules = f"<details><summary>How a verdict is reached</summary>\n\n{wrapped(CLAIMS['rules'])}\n\n</details>"
     return "\n\n".join(filter(None, [*parts, rules, *papers, wrapped(CLAIMS["sources"])])) + "\n"
 

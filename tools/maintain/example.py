@@ -182,11 +182,12 @@ def numbers_of(values, name, tokens):
 
 def add_own(trainer, batch, logp, entropy, found):
     """Add the numbers that only some scripts have, from their own functions."""
-    args, columns, rewards = found.args, found.columns, torch.tensor(found.rewards, dtype=torch.float64)
+    args, columns = found.args, found.columns
+    scores = [{"reward": reward} for reward in found.rewards]
     if hasattr(trainer, "k3"):
         columns["k3"] = trainer.k3(logp, batch["ref_logp"])
     if hasattr(trainer, "token_returns"):
-        columns["return"], _, _ = trainer.token_returns(rewards, batch, args)
+        columns["return"], _, _ = trainer.token_returns(scores, batch, args)
     if hasattr(trainer, "ar_weight"):
         columns["ar_weight"] = trainer.ar_weight(batch["old_logp"], args.alpha)
     if hasattr(trainer, "clip_ranges"):
@@ -199,5 +200,5 @@ def add_own(trainer, batch, logp, entropy, found):
         columns["correction"], _ = trainer.sampler_correction(batch, args)
         columns["icepop"], _ = trainer.sampler_correction(batch, dataclasses.replace(args, correction="icepop"))
     if hasattr(trainer, "value_loss"):
-        columns["estimate"] = trainer.estimate_advantages(rewards, batch, args)
+        columns["estimate"] = trainer.estimate_advantages(scores, batch, args)
         columns["return"] = columns["estimate"] + batch["values"]  # as in main

@@ -13,6 +13,7 @@ example. A page without `columns` uses those of its script's parent.
 """
 
 import functools
+import itertools
 import json
 import math
 import re
@@ -22,7 +23,7 @@ import tyro
 from rich.console import Console
 
 from runtime import before_after, flags
-from tools import family, texts
+from tools import combine, family, kept, texts
 from tools.maintain import claims, example, notebook, updates
 
 ROOT = family.ROOT
@@ -169,16 +170,27 @@ def cell(value):
 
 
 def worked_example(script):
-    """Write the responses, the tokens, and acpo.py's bins."""
+    """Write the responses, the tokens, and acpo.py's bins.
+
+    The rewards are one sentence if the table of tokens has all else: the responses' tokens and advantages.
+    """
     found = example.example(script)
-    parts = ["**The responses**", *response_table(script, found)]
     of, tables = columns_of(script)
     titles = TITLES | OTHER_TITLES.get(of, {})
-    for names in map(str.split, tables):
+    tables = [names.split() for names in tables]
+    of_tokens = [found.advantages[token.response - 1] for token in found.tokens] if found.advantages else []
+    is_shown = "advantages" in tables[0]
+    is_simple = response_columns(script, found).keys() <= {"reward", "*A*"}
+    if is_simple and (not (is_shown and of_tokens) or found.columns["advantages"] == of_tokens):
+        parts = [" ".join(response_sentences(found, with_advantages=not is_shown))]
+    else:
+        parts = ["**The responses**", *response_table(script, found)]
+    for names in tables:
         rows = []
         for k, token in enumerate(found.tokens):
             rows.append([*named(token), *(cell(found.columns[name][k]) for name in names)])
-        parts += ["**The tokens**", table(["response", "token", *(titles[name] for name in names)], rows)]
+        parts += ["**The tokens**"] * (len(parts) > 1 or len(tables) > 1)
+        parts.append(table(["response", "token", *(titles[name] for name in names)], rows))
     if found.bins:
         rows = []
         for i, of_bin in enumerate(found.bins):
@@ -192,8 +204,8 @@ def named(token):
     return [str(token.response), f"`{token.text}`"]
 
 
-def response_table(script, found):
-    """Return the responses with their rewards, and with advantages if all tokens of a response share one."""
+def response_columns(script, found):
+    """Return {title: numbers} of the responses, with advantages if all tokens of a response share one."""
     columns = {"reward": example.REWARDS}
     if script == "gdpo":
         columns |= example.PARTS
@@ -203,6 +215,24 @@ def response_table(script, found):
         columns["*r*"] = found.rewards
     if found.advantages:
         columns["*A*"] = found.advantages
+    return columns
+
+
+def response_sentences(found, with_advantages):
+    """Return what a table of tokens leaves to say about the responses."""
+    values = {"Rewards": found.rewards} | ({"Advantages": found.advantages} if with_advantages else {})
+    number = len(found.rewards)
+    texts = [f"{name} of responses 1 to {number}: {', '.join(map(cell, of))}." for name, of in values.items() if of]
+    return [*texts, *([mean_of("the rewards", found.rewards)] if found.advantages else [])]
+
+
+def mean_of(name, values):
+    return f"Mean of {name}: {cell(fmean(values))}; standard deviation, with $G - 1$: {cell(stdev(values))}."
+
+
+def response_table(script, found):
+    """Return the table of the responses, and a text about the mean of the rewards if it is used."""
+    columns = response_columns(script, found)
     rows = []
     for i, values in enumerate(zip(*columns.values()), 1):
         tokens = " ".join(f"`{token.text}`" for token in found.tokens if token.response == i)
@@ -211,10 +241,7 @@ def response_table(script, found):
     if found.advantages:
         name = "$r$" if "*r*" in columns else "the rewards"
         normalised = example.PARTS if script == "gdpo" else {name: found.rewards}
-        for name, values in normalised.items():
-            parts.append(
-                f"Mean of {name}: {cell(fmean(values))}; standard deviation, with $G - 1$: {cell(stdev(values))}."
-            )
+        parts += [mean_of(name, values) for name, values in normalised.items()]
     return parts
 
 
@@ -246,13 +273,13 @@ def ladder_table(name):
 def with_kept_numbers(text):
     """Return the text with the numbers of recorded runs in its tables, each in its present format.
 
-    <!-- kept runs: FILE METRIC, … --> above a table names the content of its columns, if its rows are steps. Otherwise
+    <!-- kept runs: RUN METRIC, … --> above a table names the content of its columns, if its rows are steps. Otherwise
     it names the content of its rows, below the titles "step N".
     """
 
     def in_table(match):
         places = [place.split() for place in match[1].split(", ")]
-        runs = [json.loads((ROOT / f"{file}.json").read_text(encoding="utf-8"))["rows"] for file, _ in places]
+        runs = [kept.run(name)["rows"] for name, _ in places]
         titles, line, *rows = [line.strip("|").split("|") for line in match[2].splitlines()]
         for i, row in enumerate(rows):
             for k, old in enumerate(row[1:]):
@@ -286,6 +313,28 @@ def two_responses(name):
     return f"{words}\n\n```text\n{lines}\n```"
 
 
+@functools.cache
+def pairs_table():
+    """Say which scripts tools/combine.py adds up: per script, its alternatives and its conflicts."""
+    scripts = [script for script in family.family() if script not in ("grpo", "sft")]
+    others = {script: {"alternatives": [], "conflict": []} for script in scripts}
+    num_clean = num_contained = 0
+    pairs = list(itertools.combinations(scripts, 2))
+    for one, other in pairs:
+        kind = combine.kind_of_pair(one, other)
+        num_clean += kind == "clean"
+        num_contained += kind == "contained"
+        if kind in ("alternatives", "conflict"):
+            others[one][kind].append(f"`{other}`")
+            others[other][kind].append(f"`{one}`")
+    rows = []
+    for script, found in others.items():
+        rows.append([f"`{script}`", ", ".join(found["alternatives"]), ", ".join(found["conflict"])])
+    words = f"Of {len(pairs)} pairs, {num_clean} merge cleanly. In {num_contained}, one script contains the other one; "
+    words += "the rest is in this table. Without `sft.py`, which samples nothing.\n\n"
+    return words + table(["script", "alternatives: both change the objective", "conflicts elsewhere"], rows)
+
+
 # ------------------------------------------------------------------------------------------------------------- pages
 
 
@@ -295,6 +344,7 @@ def blocks():
     found = {
         ROOT / "README.md": {"variants": short_table},
         docs / "objectives.md": {"variants": long_table},
+        docs / "add_a_variant.md": {"pairs": pairs_table},
         docs / "first_runs.md": {name: once(two_responses, name) for name in ("demo", "llm")},
         FOLDER / "README.md": {"weights": all_weights},
         FOLDER / "ladder.md": {name: once(ladder_table, name) for name in LADDER},

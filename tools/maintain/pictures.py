@@ -1,4 +1,4 @@
-"""Draw the pictures of the scripts' pages, the README (docs/demo.svg) and first_runs.md (docs/llm.svg, docs/game.svg).
+"""Draw the pictures of the scripts' pages, the README (first_run.svg) and docs/first_runs.md (llm.svg, game.svg).
 
     python -m tools.maintain.pictures           all of them
     python -m tools.maintain.pictures acpo      one: docs/algorithms/pictures/acpo.svg
@@ -25,7 +25,7 @@ from matplotlib.lines import Line2D
 
 from rewards import guess
 from runtime import before_after, curves, files
-from tools import family
+from tools import family, kept
 from tools.maintain import example, updates
 
 matplotlib.use("svg")
@@ -60,8 +60,12 @@ GAMES = {  # kept runs of the game in docs/game.svg: (label, colour, line)
 }
 NUM_TOKENS = 241  # on an axis
 GROUP = 8
-RESPONSES = (8, 9)  # of the lens, in docs/demo.svg: a wrong and a right answer to the same puzzle
+OTHERS = ("demo", "llm", "game", "pass_at_k", "judge")  # pictures in docs/ that belong to no script
+RESPONSES = (8, 9)  # of the lens, in docs/first_run.svg: a wrong and a right answer to the same puzzle
 COLUMNS = 58  # characters on a line of a response
+GREY = "#767676"  # readable on both themes
+DARK = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), "#e6edf3")
+DARK |= dict.fromkeys(("figure.facecolor", "axes.facecolor"), "#0d1117")  # GitHub's
 
 
 def settings_of(script, with_kl=False):
@@ -201,7 +205,8 @@ def game(number, first):
 
 def runs_of(script):
     """Return the accuracies of the sampled responses in a script's kept runs: a list per seed, [] if there is none."""
-    found = [json.loads(path.read_text()) for path in RUNS.glob(f"{NAMES.get(script, script)}_seed_*.json")]
+    start = f"{NAMES.get(script, script)}_seed_"
+    found = [run for name, run in kept.read(RUNS).items() if name.startswith(start)]
     return [[row["accuracy"] for row in run["rows"] if "accuracy" in row] for run in found if run["script"] == script]
 
 
@@ -234,7 +239,7 @@ def test_panel(axes, name):
 def game_panel(axes, key, title, **look):
     """A metric of the runs in GAMES, over the steps."""
     for name, (label, colour, line) in GAMES.items():
-        rows = json.loads((RUNS.parent / "llm" / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+        rows = kept.run(f"benchmarks/llm/{name}")["rows"]
         points = [(row["step"], row[key]) for row in rows if key in row]
         axes.plot(*zip(*points), color=colour, linestyle=line, label=label)
     axes.set(xlabel="training step", title=title, **look)
@@ -250,6 +255,30 @@ def game_panels():
     return [(4.2, accuracy), (4.2, lambda axes: game_panel(axes, "entropy", "Entropy, nats per token", ylim=(0, 2.2)))]
 
 
+def rows_of(page, begin):
+    """Return the cells of the table of a page in docs/ that begins so, a list per row, without its head."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    lines = text[text.index(begin) :].partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def pass_panel(axes):
+    """pass@k of docs/evaluation.md: before training, after RL and after SFT."""
+    for name, *values in rows_of("evaluation.md", "| | pass@1"):
+        axes.plot([2**i for i in range(len(values))], [float(value.split()[0]) for value in values], "o-", label=name)
+    axes.set_xscale("log", base=2)
+    axes.set(xlabel="k", ylabel="pass@k", ylim=(0, 1.03))
+    axes.legend(frameon=False, loc="lower right")
+
+
+def judge_panel(axes, column, title):
+    """A column of the run in docs/reward_models.md whose judge is fooled."""
+    points = [(int(row[0]), float(row[column])) for row in rows_of("reward_models.md", "| step |") if row[column]]
+    axes.plot(*zip(*points), "o-", color="#0064be")
+    axes.set(xlabel="training step", title=title, xticks=[step for step, _ in points])
+    axes.set_ylim(bottom=0)
+
+
 def token_panel(axes):
     """The tokens of two responses, coloured by their weights in the first update of GRPO with AR and Lopti."""
     responses = json.loads(LENS.read_text(encoding="utf-8"))["responses"]
@@ -263,7 +292,7 @@ def token_panel(axes):
 
     for response in (responses[number] for number in RESPONSES):
         colour, answer = ("#0064be", "right, 3") if response["correct"] else ("#cd5a00", "wrong, −0.5")
-        put(0, f"reward of the response: {answer}", color="#5a5a5a")
+        put(0, f"reward of the response: {answer}", color=GREY)
         line, column = line + 1, 0
         found = list(map(abs, response["weights"]["grpo_ar_lopti"]["first"]))
         for token, weight in zip(response["tokens"], found):
@@ -274,7 +303,7 @@ def token_panel(axes):
             put(column, token.strip("\n"), family="monospace", fontsize=10, bbox=box)
             column += len(token.strip("\n"))
         line += 1.6
-    put(0, "Blue: more probable, orange: less. Pale: a low-probability token, 0.7 of the full weight.", color="#5a5a5a")
+    put(0, "Blue: more probable, orange: less. Pale: a low-probability token, 0.7 of the full weight.", color=GREY)
 
 
 def panels_of(name):
@@ -285,6 +314,11 @@ def panels_of(name):
         return [(5.1, token_panel), (3.4, lambda axes: test_panel(axes, name))]
     if name == "game":
         return game_panels()
+    if name == "pass_at_k":
+        return [(4.2, pass_panel)]
+    if name == "judge":
+        titles = {1: "Reward by the judge", 5: "Test accuracy"}
+        return [(3.4, lambda axes, of=of: judge_panel(axes, *of)) for of in titles.items()]
     parent = (family.PARENT | family.own_scripts()).get(name)
     scripts = ({"parent": parent} if parent else {}) | {"script": name}
     kind = next((kind for kind, of in KINDS.items() if name in of), None)
@@ -295,23 +329,28 @@ def panels_of(name):
 
 
 def draw(name):
-    """Write a picture: of a script, or demo, llm or game. Return its path, or None if there is nothing to draw."""
+    """Write a picture: of a script, or demo, llm or game. Return its path, or None if there is nothing to draw.
+
+    The README's picture, demo, is first_run.svg, and first_run_dark.svg for readers with a dark theme.
+    """
     widths, panels = zip(*panels_of(name)) if panels_of(name) else ((), ())
     if not panels:
         return None
     style = {"svg.hashsalt": name, "font.size": 9, "svg.fonttype": "none", "font.family": "sans-serif"}
-    with pyplot.rc_context(style):
-        figure, row = pyplot.subplots(
-            1, len(panels), figsize=(sum(widths), 3.2), squeeze=False, layout="constrained", width_ratios=widths
-        )
-        for axes, panel in zip(row[0], panels):
-            panel(axes)
-            axes.spines[["top", "right"]].set_visible(False)
-            axes.grid(alpha=0.2)
-        path = (DOCS if name in ("demo", "llm", "game") else FOLDER) / f"{name}.svg"
-        path.parent.mkdir(exist_ok=True)
-        figure.savefig(path, metadata={"Date": None})
-        pyplot.close(figure)
+    for suffix, theme in {"_dark": DARK, "": {}}.items() if name == "demo" else [("", {})]:
+        with pyplot.rc_context(style | theme):
+            figure, row = pyplot.subplots(
+                1, len(panels), figsize=(sum(widths), 3.2), squeeze=False, layout="constrained", width_ratios=widths
+            )
+            for axes, panel in zip(row[0], panels):
+                panel(axes)
+                axes.spines[["top", "right"]].set_visible(False)
+                axes.grid(alpha=0.2)
+            folder = DOCS if name in OTHERS else FOLDER
+            path = folder / f"{'first_run' if name == 'demo' else name}{suffix}.svg"
+            path.parent.mkdir(exist_ok=True)
+            figure.savefig(path, metadata={"Date": None})
+            pyplot.close(figure)
     return path
 
 
@@ -331,12 +370,12 @@ def main(names: Annotated[tuple[str, ...], tyro.conf.Positional] = (), run: Path
     """Draw these pictures, or all.
 
     Args:
-        names: scripts, demo, llm or game
+        names: scripts, or demo, llm, game, pass_at_k or judge
         run: the folder of a run whose numbers are first kept, for demo or llm
     """
     if run:
         keep(run, *names)
-    for name in names or [*updates.ALGORITHMS, "demo", "llm", "game"]:
+    for name in names or [*updates.ALGORITHMS, *OTHERS]:
         print(draw(name) or f"{name}: nothing to draw")
 
 

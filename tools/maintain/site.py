@@ -9,6 +9,7 @@ page with numbered lines, and links that name a place in it lead to the line (to
 tools/maintain/site_markdown.py reads the Markdown.
 """
 
+import difflib
 import html
 import itertools
 import json
@@ -27,19 +28,24 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tools import family
 from tools.maintain import anchors, site_markdown
 
+if ADDRESS_OF_REPOSITORY := os.environ.get("GITHUB_REPOSITORY", ""):  # a workflow builds it
+    ADDRESS_OF_REPOSITORY = f"{os.environ['GITHUB_SERVER_URL']}/{ADDRESS_OF_REPOSITORY}"
 ROOT, BUILD = family.ROOT, site_markdown.PAGES.parent
 OWN = ROOT / "tools/maintain/site_files"  # the configuration, styles and programs of the pages
 TEXTS = {  # the navigation's chapters: Markdown files, in order
     "Course": ["course/README.md", "course/lesson_?.md", "course/lesson_??.md", "course/lecturer.md", "course/*.md"],
     "Algorithms": ["docs/algorithms/README.md", "docs/algorithms/ladder.md", "docs/algorithms/*.md"],
-    "Guides": ["docs/README.md", "docs/*.md", "examples/README.md"],
+    "Guides": ["docs/README.md", "docs/*.md"],
     "Lab": ["lab/README.md", "lab/**/*.md"],
-    "Measurements": ["models/kk_tiny/README.md", "benchmarks/README.md", "benchmarks/kk_tiny/*.md"],
 }
+PARTS = {"docs/README.md": "## ", "course/README.md": "| | **"}  # what begins a part's name on a chapter's first page
 COPIED = {f".{kind}" for kind in "png svg jpg gif html json jsonl csv pdf ipynb".split()}  # other files become pages
-RAW = "benchmarks/kk_tiny/"  # tables that the search skips: every script's name is in all of them
-WIDE = ("docs/claims.md", "docs/comparison.md", "docs/objectives.md", "lab/README.md", "benchmarks/llm/", RAW)
+# What the search skips: tables with every script's name, and texts that no reader of the site looks for.
+UNSOUGHT = ("benchmarks/", "docs/README.md", "course/quiz.md", "course/lecturer.md", "CHANGELOG.md")
+WIDE = ("docs/claims.md", "docs/comparison.md", "docs/objectives.md", "lab/README.md", "benchmarks/")
 FENCE = "~" * 20  # no source file has it
+LENS = re.compile(r"<!-- lens: (\S+) (\S+) -->")  # a lens with these two sides stands here
+FEW = ["grpo", "dr_grpo", "dapo", "grpo_ar_lopti", "cispo", "gspo", "dppo", "entropy_top"]  # a small lens's algorithms
 ADDRESS = re.compile(r'<(\w+)\b[^>]*?\s(?:href|src)="([^"]*)"')
 ANCHOR = re.compile(r'\s(?:id|name)="([^"]+)"')
 
@@ -94,14 +100,16 @@ def front(**settings):
 
 def settings_of(path):
     """Return the front matter of a text's page; "" if it has none."""
+    found = {}
     if path == "README.md":
-        return front(title="One file per algorithm", hide=["navigation"])
-    if not path.startswith(WIDE):
-        return ""
-    more = {"search": {"exclude": True}} if path.startswith(RAW) else {}
+        found |= {"title": "One file per algorithm", "hide": ["navigation"]}
+    if path.startswith(UNSOUGHT):
+        found["search"] = {"exclude": True}
+    if path.startswith(WIDE):
+        found["hide"] = ["navigation"]
     if path.startswith("benchmarks/"):  # tables alone, without a heading
-        more["title"] = Path(path).stem.replace("_", " ")
-    return front(hide=["navigation", "toc"], **more)
+        found |= {"title": Path(path).stem.replace("_", " "), "hide": ["navigation", "toc"]}
+    return front(**found) if found else ""
 
 
 def source_page(path):
@@ -114,27 +122,93 @@ def source_page(path):
 
 
 def viewer_data():
-    """Return the scripts for the viewer of differences, as JavaScript: {name: its texts}."""
-    scripts = {}
+    """Return the scripts for the viewer of differences, as JavaScript.
+
+    LINES: [text, text in colours, code without comments] of all different lines; SCRIPTS: {name: its parent, and its
+    lines: [place in LINES, section]}.
+    """
+    lines, scripts = {}, {}
     for name in family.family():
         text = family.source(name)
-        scripts[name] = {"text": text, "code": "\n".join(family.code_lines(text)) + "\n"}
-    return f"const SCRIPTS = {json.dumps(scripts, ensure_ascii=False)};\n"
+        code = family.numbered_code_lines(text)
+        colours = site_markdown.in_colours(text).splitlines()
+        sections = [
+            re.sub(r"^Args\..*", "Args", part)
+            for part, first, last in family.pieces(text)
+            for _ in range(first, last + 1)
+        ]
+        rows = []
+        for number, (line, section) in enumerate(zip(text.splitlines(), sections)):
+            whole = (line, colours[number], code.get(number, ""))
+            rows.append([lines.setdefault(whole, len(lines)), section])
+        scripts[name] = {"parent": family.PARENT.get(name), "lines": rows}
+    return f"const LINES = {json.dumps([*lines])};\nconst SCRIPTS = {json.dumps(scripts)};\n"
+
+
+def lens(page, start=None):
+    """Return lab/page.html's lens as a part of a page. start: what its sides show, of few algorithms and responses."""
+    _, _, text = (ROOT / "lab/page.html").read_text(encoding="utf-8").partition("<!-- lens: begin")
+    text = text.partition("-->")[2].partition("<!-- lens: end")[0].replace("DATA_OF_THE_LENS", "null")
+    data = f'<script src="{"../" * page.count("/")}site_files/lens_{"few" if start else "all"}.js"></script>\n'
+    begin = f"<script>LENS_DATA.start = {json.dumps(start)};</script>\n" if start else ""
+    return data + begin + re.sub(r"\n+", "\n", text)  # a blank line would end the HTML in Markdown
+
+
+def lens_data():
+    """Return the lens's data as two JavaScript files: {name: text}."""
+    data = json.loads((ROOT / "lab/results/lens_page.jsonl").read_text(encoding="utf-8"))
+    few = {name: value for name, value in data.items() if name != "summary"} | {"scripts": FEW}
+    short = [response for response in data["responses"] if len(response["tokens"]) < 50]
+    few["responses"] = [one for one in short if one["correct"]] + [one for one in short if not one["correct"]][::6]
+    return {
+        f"lens_{name}.js": f"globalThis.LENS_DATA = {json.dumps(of)};\n" for name, of in (("all", data), ("few", few))
+    }
+
+
+def home():
+    """Return the Markdown of the first page: site_files/home.md with parts of README.md."""
+    first, *parts = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## ")
+    sections = {part.partition("\n")[0]: f"## {part.strip()}\n" for part in parts}
+    text = (OWN / "home.md").read_text(encoding="utf-8")
+    clone = f"git clone {ADDRESS_OF_REPOSITORY}.git && cd {ADDRESS_OF_REPOSITORY.rpartition('/')[2]} && make demo"
+    text = text.replace("CLONE", f"```bash\n{clone}\n```" if ADDRESS_OF_REPOSITORY else "")
+    codes = [family.code_lines(family.source(name)) for name in ("grpo", "dr_grpo")]
+    hunks = "\n".join([*difflib.unified_diff(*codes, lineterm="", n=2)][2:])
+    text = text.replace("HUNKS", f"```diff\n{hunks}\n```").replace("PICTURE", first.split("\n\n", 2)[2])
+    text = re.sub(r"^SECTION (.*)$", lambda match: sections.pop(match[1]), text, flags=re.MULTILINE)
+    return "\n".join([text, *sections.values()])
 
 
 # -------------------------------------------------------------------------------------------------------------- build
 
 
-def configuration(whole, texts):
+def in_parts(pages):
+    """Return a chapter's pages as TOML, in the parts and the order in which its first page links to them."""
+    first, *rest = pages
+    parts, seen = {}, set()
+    begin = PARTS.get(first)
+    for line in (ROOT / first).read_text(encoding="utf-8").splitlines() if begin else ():
+        if line.startswith(begin):
+            part = parts.setdefault(line.strip("|#* "), [])
+        elif line.startswith(("- ", "| ")) and parts:
+            found = [site_markdown.resolved(link, first)[0] for link in site_markdown.links(line)[:1]]
+            part += [path for path in found if path and path.endswith(".md") and path not in seen]
+            seen.update(found)
+    inner = [f'{{"{name}" = {json.dumps(paths)}}}' for name, paths in parts.items() if paths]
+    others = [json.dumps(path) for path in rest if path not in seen]
+    return f"[{', '.join([json.dumps(first), *inner, *others])}]"
+
+
+def configuration(whole):
     """Return Zensical's configuration, in TOML, with the navigation. whole: chapters()."""
-    rest = set(texts) - {"README.md", *itertools.chain(*whole.values())}
-    chosen = {"Home": "README.md"} | whole | {"More": sorted(rest), "Differences": "diff.md", "Lens": "lens.html"}
     settings = (OWN / "zensical.toml").read_text(encoding="utf-8")
-    for name, pages in chosen.items():
-        settings += f'[[project.nav]]\n"{name}" = {json.dumps(pages)}\n'
-    if "GITHUB_REPOSITORY" in os.environ:  # a workflow builds it
-        address = f"{os.environ['GITHUB_SERVER_URL']}/{os.environ['GITHUB_REPOSITORY']}"
-        settings += f'[[project.extra.social]]\nicon = "fontawesome/brands/github"\nlink = "{address}"\n'
+    chosen = {name: in_parts(pages) for name, pages in whole.items()}
+    for name, pages in ({"Home": '"README.md"'} | chosen | {"Differences": '"diff.md"', "Lens": '"lens.md"'}).items():
+        settings += f'[[project.nav]]\n"{name}" = {pages}\n'
+    if ADDRESS_OF_REPOSITORY:
+        name = ADDRESS_OF_REPOSITORY.rpartition("/")[2]
+        address = f'repo_url = "{ADDRESS_OF_REPOSITORY}"\nrepo_name = "{name}"'
+        settings = settings.replace("[project]", f"[project]\n{address}", 1)
     return settings
 
 
@@ -150,19 +224,22 @@ def prepare():
     whole = chapters()
     texts, sources, copies = collect(["README.md", *itertools.chain(*whole.values())])
     for path in texts:
-        write(pages / path, settings_of(path) + anchors.with_anchors((ROOT / path).read_text(encoding="utf-8"), path))
+        text = home() if path == "README.md" else (ROOT / path).read_text(encoding="utf-8")
+        text = LENS.sub(lambda sides, path=path: lens(path, sides.groups()), text)
+        write(pages / path, settings_of(path) + anchors.with_anchors(text, path))
     for path in sources:
         write(pages / f"{path}.md", source_page(path))
     for path in copies:
         (pages / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / path, pages / path)
-    shutil.copytree(OWN, pages / "site_files", ignore=shutil.ignore_patterns("*.toml", "*.md"))
+    shutil.copytree(OWN, pages / "site_files", ignore=shutil.ignore_patterns("*.toml", "*.md", "overrides"))
     shutil.copyfile(OWN / "diff.md", pages / "diff.md")
     write(pages / "site_files/scripts.js", viewer_data())
-    data = (ROOT / "lab/results/lens_page.jsonl").read_text(encoding="utf-8")
-    lens = (ROOT / "lab/page.html").read_text(encoding="utf-8")
-    write(pages / "lens.html", lens.replace("DATA_OF_THE_LENS", data))
-    write(BUILD / "zensical.toml", configuration(whole, texts))
+    for name, text in lens_data().items():
+        write(pages / "site_files" / name, text)
+    write(pages / "lens.md", (OWN / "lens.md").read_text(encoding="utf-8") + lens("lens.md"))
+    shutil.copytree(OWN / "overrides", BUILD / "overrides")
+    write(BUILD / "zensical.toml", configuration(whole))
 
 
 def faults(folder):

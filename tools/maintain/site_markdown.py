@@ -32,8 +32,10 @@ PAGES = Path(__file__).parents[2] / ".site/pages"  # the Markdown of all pages; 
 SAME_AS = {r"\lbrace": r"\{", r"\rbrace": r"\}", r"\lvert": "|", r"\rvert": "|"}  # for commands that it lacks
 FUNCTION = re.compile(r"<m([io])>(log|min|max|exp)</m\1>")
 UNKNOWN = re.compile(r">\s*(\\[A-Za-z]+|&)\s*<")  # commands that the converter left unchanged
+NUMBER = re.compile(r'<span id="L-(\d+)"><span class="linenos">( *)\d+</span>')  # as Pygments writes a line's number
+ARXIV = re.compile(r"arXiv[: ](\d{4}\.\d{5})")
 NUMBERED = "numbered"  # second word of a fence whose lines get numbers and anchors, as on the pages of source files
-TARGET = re.compile(r"\]\(([^)\s]+)\)")  # of a link or picture in Markdown
+TARGET = re.compile(r'(?:\]\(|\bsrc="|\bsrcset=")([^)\s"]+)[)"]')  # of a link or picture
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:|//")  # begins an external address
 
 
@@ -82,13 +84,21 @@ def formula(latex, display):
 
 
 def shown_code(text, language, numbered=False):
-    """Return a block of code in colours. numbered: each line has its number, and an anchor: L-1, L-2, …"""
+    """Return a block of code in colours. numbered: each line has its number, which links to it: #L-1, #L-2, …"""
     try:
         lexer = get_lexer_by_name(language, stripnl=False)
     except ClassNotFound:
         lexer = TextLexer(stripnl=False)
-    numbers = {"linenos": "table", "lineanchors": "L", "anchorlinenos": True} if numbered else {}
-    return highlight(text, lexer, HtmlFormatter(cssclass="highlight", wrapcode=True, **numbers))
+    numbers = {"linenos": "inline", "linespans": "L"} if numbered else {}
+    shown = highlight(text, lexer, HtmlFormatter(cssclass="highlight", wrapcode=True, **numbers))
+    link = r'<a href="#L-\1" aria-label="line \1" tabindex="-1" data-linenos="\2\1 "></a>'
+    shown = NUMBER.sub(rf'<span id="L-\1" class="line">{link}', shown)
+    return ARXIV.sub(r'<a href="https://arxiv.org/abs/\1">\g<0></a>', shown) if numbered else shown
+
+
+def in_colours(text):
+    """Return the lines of a Python program in colours, as HTML."""
+    return highlight(text, get_lexer_by_name("python", stripnl=False), HtmlFormatter(nowrap=True))
 
 
 @cache

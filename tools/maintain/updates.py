@@ -8,14 +8,15 @@ KL term.
 lab/ and example.py use this module. It has no command line.
 """
 
+import contextlib
 import dataclasses
 import importlib
 import itertools
-from types import SimpleNamespace
 
 import torch
 from torch import nn
 
+from rewards import with_part
 from runtime.processes import DEVICE
 from tools import family
 
@@ -31,52 +32,53 @@ ALGORITHMS += [script for script in family.family() if script not in [*ALGORITHM
 def with_advantages(script, batch, rewards, correct, args):
     """Return the batch as the script's main passes it to its update, a new dictionary.
 
-    batch: ids, mask, sampler_logp, old_logp, ref_logp and entropy, [N, T]; rewards: from the task, [N], and for
-    gdpo.py perhaps [N, parts]; correct: a bool per response; args: the script's own settings. Some scripts do more
-    than compute_advantages. dapo.py adds penalties to the rewards; its dynamic sampling is skipped, so all groups
-    stay. rloo.py subtracts the KL penalty from the rewards. maxrl.py has 1 for each correct response. gdpo.py treats
-    rewards [N] as one part. ppo.py has values, which are 0 before the critic has learned, unless the batch has some. AR
-    scales the advantages. gigpo.py adds those of turns. opd.py's teacher is the reference, unless the batch has
-    another model's log-probabilities.
+    batch: ids, mask, sampler_logp, old_logp, ref_logp and entropy, [N, T]; rewards: from the task, [N], or in parts,
+    [N, parts]; correct: a bool per response, or None; args: the script's own settings. dapo.py adds penalties to the
+    rewards; its dynamic sampling is skipped, so all groups stay. If the batch has no values, they are 0, as before the
+    critic has learned; if it has no teacher_logp, the teacher is the reference.
     """
     trainer = importlib.import_module(script)
     batch = dict(batch)
     mask = batch["mask"]
+    scores = scores_of(rewards, correct, mask, args)
     if hasattr(trainer, "overlong_penalty"):
         penalties = [trainer.overlong_penalty(length, args) for length in mask.sum(1).tolist()]
-        rewards = rewards + torch.tensor(penalties)
-    if script == "rloo":
-        rewards = rewards - args.kl_coef * ((batch["old_logp"] - batch["ref_logp"]) * mask).sum(1)
-    if script == "maxrl":
-        rewards = torch.tensor([float(one) for one in correct])
-    if script == "gdpo":
-        rewards = rewards.view(len(rewards), -1)  # [N, parts]
-    if hasattr(trainer, "ValueModel"):
-        batch.setdefault("values", torch.zeros(mask.shape))
-    if script == "opd":
+        scores = [with_part(found, "overlong_penalty", penalty) for found, penalty in zip(scores, penalties)]
+    batch.setdefault("values", torch.zeros(mask.shape))
+    if "ref_logp" in batch:
         batch.setdefault("teacher_logp", batch["ref_logp"])
-    batch["advantages"] = trainer.compute_advantages(rewards, batch, args)  # [N, T]
-    if hasattr(trainer, "ar_weight"):
-        batch["advantages"] = batch["advantages"] * trainer.ar_weight(batch["old_logp"], args.alpha)
-    if script == "gigpo":
-        scores = [{"reward": reward} for reward in rewards.tolist()]
-        of_turns, _ = trainer.turn_advantages(conversations_of(mask, args), scores, batch, args)
-        batch["advantages"] = args.episode_weight * batch["advantages"] + args.omega * of_turns
+    with numbers_as(rewards.dtype):
+        batch["advantages"] = trainer.compute_advantages(scores, batch, args)  # [N, T]
     return batch
 
 
-def conversations_of(mask, args):
-    """Return conversations for gigpo.py from the gaps of a mask, [N, T]. The first turns of a group have equal states.
+def scores_of(rewards, correct, mask, args):
+    """Return the scores of responses, as rewards.score has them. rewards, correct: as in with_advantages.
 
-    Every other turn is alone in its state.
+    Turns are found by the gaps of the mask [N, T]. The first turns of a group have equal states; every other turn is
+    alone in its state.
     """
-    found = []
-    for i, row in enumerate(mask.tolist()):
+    scores = []
+    for i, (reward, row) in enumerate(zip(rewards.tolist(), mask.tolist())):
+        parts = dict(enumerate(reward)) if isinstance(reward, list) else {}
         lengths = [len(list(run)) for is_own, run in itertools.groupby(row) if is_own]
         states = ["start", *((i, k) for k in range(1, len(lengths)))]
-        problem = {"id": i // args.responses_per_prompt}
-        found.append(SimpleNamespace(turns=[""] * len(lengths), lengths=lengths, states=states, problem=problem))
-    return found
+        problem = i // args.responses_per_prompt
+        turns = [(problem, state, length) for state, length in zip(states, lengths)]
+        about = {"correct": bool(correct[i]) if correct is not None else False, "format": True, "response": ""}
+        scores.append({"reward": sum(reward) if parts else reward, "parts": parts, "turns": turns, **about})
+    return scores
+
+
+@contextlib.contextmanager
+def numbers_as(dtype):
+    """Make tensors of Python's numbers in this dtype: scripts have float32, and numbers by hand need float64."""
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(usual)
 
 
 class Recorder(torch.optim.SGD):

@@ -13,6 +13,7 @@ const NUMBER = /^[-−+]?\d[\d.,]*( ?%)?( ± \d[\d.]*)?$/; // all of a cell
 for (const table of document.querySelectorAll("article table:not([class])")) {
   for (const [column, title] of [...(table.tHead?.rows[0].cells ?? [])].entries()) {
     const cells = [...table.tBodies[0].rows].map((row) => row.cells[column]);
+    for (const cell of cells) cell.dataset.label = title.textContent; // for phones, whose rows have no titles above
     const texts = cells.map((cell) => cell.textContent.trim()).filter(Boolean);
     const hasNumbers = texts.length && texts.every((text) => NUMBER.test(text));
     for (const cell of hasNumbers ? [title, ...cells] : []) cell.classList.add("number");
@@ -26,4 +27,16 @@ for (const cell of document.querySelectorAll("article td")) {
   for (const [name, words] of Object.entries(VERDICTS)) {
     if (words.test(place.textContent.trim())) place.classList.add("verdict", name);
   }
+}
+
+// The plots of docs/claims.md, which are text, as pictures: 25 places for the interval, its mean, 0 and what is claimed.
+for (const code of document.querySelectorAll("article td > code")) {
+  const text = code.textContent;
+  if (!/^[·━●│◇]{25}$/.test(text)) continue;
+  const at = (mark) => 6 * text.indexOf(mark) + 3;
+  const [first, last] = [text.search(/[━●]/), text.length - 1 - [...text].reverse().join("").search(/[━●]/)];
+  const claimed = text.includes("◇") ? `<path d="M${at("◇")} 3l5 6l-5 6l-5-6z" class="claimed"/>` : "";
+  const zero = text.includes("│") ? `<path d="M${at("│")} 0v18"/>` : "";
+  code.outerHTML = `<svg class="forest" role="img" aria-label="interval, see the numbers" viewBox="-4 0 158 18">${zero}` +
+    `<path d="M${6 * first + 1} 9H${6 * last + 5}" class="interval"/>${claimed}<circle cx="${at("●")}" cy="9" r="4.5"/></svg>`;
 }
