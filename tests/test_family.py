@@ -24,7 +24,7 @@ OWN_WORDS = {
 OWN_LINES = {
     "acpo": (8, 47), "archer": (4, 19), "cispo": (8, 18), "dapo": (10, 60), "dapo_ar_lopti": (3, 21), "dppo": (10, 25),
     "dr_grpo": (8, 3), "entropy_top": (1, 19), "gdpo": (5, 11), "grpo_ar_lopti": (3, 22), "grpo_kl": (2, 13),
-    "gigpo": (2, 42), "grpo_async": (30, 64),
+    "gigpo": (2, 42), "grpo_async": (30, 65),
     "grpo_multi_turn": (34, 87), "grpo_stale": (11, 27), "grpo_tis": (2, 47), "gspo": (6, 8), "maxrl": (3, 5),
     "opd": (9, 10), "ppo": (19, 81),
     "reinforce": (55, 15), "reinforce_pp": (11, 18), "reinforce_pp_ar_lopti": (3, 21), "rloo": (8, 24),
