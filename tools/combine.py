@@ -183,7 +183,7 @@ def merged_docstring(base, one, other, names):
 
 def merged_setting(key, base, one, other, names):
     """Return a setting's merged line: its code and its comment change one by one, and so do the blanks before it."""
-    codes, comments = zip(*(re.split(r"(?=  # )", text, maxsplit=1) for text in (base, one, other)))
+    codes, _, comments = zip(*(text.partition("  # ") for text in (base, one, other)))
     types = [code.partition(" = ")[0] for code in codes]
     if types[1] != types[0] == types[2] or codes[2] == codes[0] != codes[1]:
         return one  # a default need not fit the other script's type
