@@ -485,6 +485,7 @@ def policy_loss(logp, batch, divisor, args):
     mask are [N, T] too. divisor: Σ|o_i| of J, the response tokens of the whole mini-batch on all
     processes, so that the losses of its micro-batches add up to −J.
     """
+    dropped = left_out(logp, batch, args)  # [N, T]
     if args.correction == "ppo":  # the sampler is the policy before the update
         batch = {**batch, "old_logp": batch["sampler_logp"]}
     advantages = batch["advantages"]
@@ -501,7 +502,7 @@ def policy_loss(logp, batch, divisor, args):
     clipped = (too_high | too_low) & mask
 
     weight, _ = sampler_correction(batch, args)
-    surrogate = weight.masked_fill(left_out(logp, batch, args), 0) * surrogate
+    surrogate = weight.masked_fill(dropped, 0) * surrogate
     # To minimise the loss is to maximise J.
     loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
     # The sums of all micro-batches add up.
@@ -637,7 +638,8 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
-    # End the run if policy, transformers and vLLM compute different models.
+    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
+    # tokens, after a sync of changed weights.
     if not sampler.receive("loaded"):  # exit before run.open, so that a resumed run stays as it is
         sys.exit(f"error: the sampler's process {sampler.how_it_ended()} while it loaded")
     check_sampler(policy, sampler, train[0], args)

@@ -418,9 +418,11 @@ def estimate_advantages(scores, batch, args):
     next_value = torch.zeros(len(mask), dtype=torch.float64)
     for t in reversed(range(mask.shape[1])):
         surprise = token_rewards[:, t] + args.gamma * next_value - values[:, t]  # δ, [N]
-        advantage = (surprise + args.gamma * args.gae_lambda * advantage) * mask[:, t]
-        advantages[:, t] = advantage
-        next_value = values[:, t]
+        estimate = surprise + args.gamma * args.gae_lambda * advantage
+        # Tokens outside the mask are no steps: GAE goes over them.
+        advantage = torch.where(mask[:, t], estimate, advantage)
+        next_value = torch.where(mask[:, t], values[:, t], next_value)
+        advantages[:, t] = advantage * mask[:, t]
     return advantages
 
 

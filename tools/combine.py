@@ -31,7 +31,7 @@ from tools import family
 # Two scripts that change the same lines of these are alternatives: both say what is maximised.
 OBJECTIVE = {"policy_loss", "compute_advantages", "token_returns", "estimate_advantages", "value_loss"}
 WIDTH = 100  # columns of a script
-QUOTES = '"'
+QUOTES, NEW_PARAGRAPH = '"', "\n\n"
 DOC = '"""DOC"""'  # stands for a docstring while the code is merged
 
 
@@ -177,7 +177,7 @@ def merged_docstring(base, one, other, names):
     if base == other:
         return one
     indent = one[: len(one) - len(one.lstrip())]
-    both = [f"In {name}.py: {text.strip().strip(QUOTES).strip()}" for name, text in zip(names, (one, other))]
+    both = [f"In {name}.py:\n{indent}{text.strip().strip(QUOTES).strip()}" for name, text in zip(names, (one, other))]
     return f'{indent}"""' + f"\n\n{indent}".join(both) + f'\n{indent}"""\n'
 
 
@@ -330,22 +330,20 @@ def wrapped(module, members):
 
 def docstring(scripts, base, out, command):
     """Return the module docstring of a combination: what is in it, each script's own difference, the command."""
-    titles, differences = [], []
-    for script in scripts:
-        text = ast.literal_eval(script.docstring.strip())
-        titles.append(text.split("\n\n")[0].replace("\n", " "))
-        found = re.search(r"^What differs from \w+\.py.*?(?=\n\n|\Z)", text, re.M | re.S)
-        differences.append(f"{script.name}.py. {titles[-1]} {' '.join(found[0].split())}")
+    names = [f"{script.name}.py" for script in scripts]
     paragraphs = [
         f"{out.stem}: {' and '.join(script.name for script in scripts)}, combined.",
-        f"Made by `{command}`: the changes of each script, over {base}.py, their common ancestor. Their docstrings "
-        "have the objectives, the papers and the deviations.",
-        *differences,
-        f"What differs from {scripts[0].name}.py: what the other scripts change, as above.",
-        f"Command: python {out.name}",
+        f"Made by `{command}`: the changes of each script over {base}.py, their common ancestor. The scripts' own "
+        "docstrings have the objectives, the papers and the deviations.",
+        f"What differs from {names[0]}: the changes of {' and '.join(names[1:])}, as below.",
     ]
-    texts = [textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False) for text in paragraphs]
-    return '"""' + "\n\n".join(texts) + '\n"""\n'
+    filled = [textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False) for text in paragraphs]
+    for script in scripts:
+        text = script.docstring.strip()[3:-3].strip()
+        found = re.search(r"^What differs from \w+\.py.*?(?=\n\n|\Z)", text, re.M | re.S)
+        title = textwrap.fill(f"{script.name}.py: {text.partition(NEW_PARAGRAPH)[0]}", WIDTH)
+        filled.append(f"{title}\n{found[0] if found else ''}".strip())
+    return '"""' + "\n\n".join([*filled, f"Command: python {out.name}"]) + '\n"""\n'
 
 
 # ---------------------------------------------------------------------------------------------- command
