@@ -357,17 +357,6 @@ def sync_weights(policy, llm, args):
 # --------------------------------------------------------------------------------------- advantages
 
 
-def compute_advantages(scores, batch, args):
-    """Compute the advantage of every response token: −(log π − log π_teacher).
-
-    The batch's old_logp, teacher_logp and mask are [N, T]. Returns [N, T], zero outside the mask.
-    scores are not used. No baseline is needed: A is 0 where student and teacher agree.
-    """
-    advantages = batch["teacher_logp"] - batch["old_logp"]  # [N, T]
-    # Each response token gets the advantage; all other places get 0.
-    return advantages * batch["mask"]  # [N, T]
-
-
 SOLUTION = """
 
 Correct solution:
@@ -417,6 +406,17 @@ def hinted_log_probs(policy, batch, problems, responses, scores, tokenizer, args
     # The response tokens are the same, but stand further right: move them to their places.
     logp = to_rows(logp[batch_with_hints["mask"]], batch["mask"] & has_hint)
     return torch.where(has_hint, logp, batch["old_logp"]), has_hint
+
+
+def compute_advantages(scores, batch, args):
+    """Compute the advantage of every response token: −(log π − log π_teacher).
+
+    The batch's old_logp, teacher_logp and mask are [N, T]. Returns [N, T], zero outside the mask.
+    scores are not used. No baseline is needed: A is 0 where student and teacher agree.
+    """
+    advantages = batch["teacher_logp"] - batch["old_logp"]  # [N, T]
+    # Each response token gets the advantage; all other places get 0.
+    return advantages * batch["mask"]  # [N, T]
 
 
 # --------------------------------------------------------------------------------------------- loss
@@ -553,7 +553,7 @@ def main():
         scores = score(task, responses, problems)
         clock.lap("score")
 
-        # Compute log-probabilities from before the update, with hints too, and advantages.
+        # Compute log-probabilities from before the update, without and with hints, and advantages.
         batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
         batch["teacher_logp"], has_hint = hinted_log_probs(  # [N, T], [N, 1]
             policy, batch, problems, responses, scores, tokenizer, args

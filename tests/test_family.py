@@ -16,7 +16,7 @@ OWN_WORDS = {
     "dr_grpo": ["policy_loss"], "entropy_top": ["Args.clip_low"], "grpo_ar_lopti": ["Args.clip_low"], "grpo_kl": ["k3"],
     "grpo_multi_turn": ["Args.max_response_tokens"], "opd": ["Args.updates_per_step"],
     "ppo": ["Args.kl_coef"], "reinforce_pp": ["Args.kl_coef"], "reinforce_pp_ar_lopti": ["Args.clip_low"],
-    "rloo": ["Args.updates_per_step"], "sdpo": ["Args.updates_per_step"],
+    "rloo": ["Args.updates_per_step"], "sdpo": ["Args.updates_per_step", "compute_advantages"],
     "sft": ["Args.max_response_tokens", "Args.prompts_per_step", "Args.seed", "Args.task", "Args.updates_per_step"],
 }  # fmt: skip
 # How many lines of code a script takes from its parent and adds. A line that both should have and that differs makes
