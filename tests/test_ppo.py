@@ -98,6 +98,18 @@ def test_gae_by_numbers():
         assert of_tokens(ppo.estimate_advantages, REWARDS, ROWS, VALUES, **changes) == expected, changes
 
 
+def test_gae_goes_over_a_reply_between_two_turns():
+    """As if the reply's columns were not there: a reward at the end reaches the first turn."""
+    batch = batch_of(ROWS)
+    batch["values"] = torch.randn(batch["mask"].shape, generator=torch.Generator().manual_seed(1)).double()
+    args, scores = arguments(ppo, gae_lambda=0.9, gamma=0.8), [{"reward": reward} for reward in REWARDS]
+    columns = torch.tensor([0, 1, 2, 3, 0, 0, *range(4, batch["mask"].shape[1])])
+    gapped = {name: values[:, columns].clone() for name, values in batch.items()}
+    gapped["mask"][:, 4:6] = False
+    expected = ppo.estimate_advantages(scores, batch, args)
+    assert torch.equal(ppo.estimate_advantages(scores, gapped, args)[gapped["mask"]], expected[batch["mask"]])
+
+
 @pytest.mark.parametrize(
     ("beta", "expected"),
     [(0.5, [[-0.5, 1, 0.5], [0.25], [-0.25, -0.25, 0.5, 0]]), (0.0, [[0, 0, 2.5], [-0.25], [0, 0, 0, 1]])],

@@ -197,7 +197,7 @@ def of_grpo_stale(rows, args):
 
 TOKENS, RESPONSES, LONGEST = "tokens", "tokens of a response, then responses", "responses times the longest"
 REFERENCES = {  # script: its weights, and what divides them
-    **{script: (of_advantages, TOKENS) for script in ("reinforce", "opd")},
+    **{script: (of_advantages, TOKENS) for script in ("reinforce", "opd", "sdpo")},
     **{script: (of_grpo, TOKENS) for script in ("ppo", "reinforce_pp", "grpo", "grpo_multi_turn", "dapo", "grpo_kl")},
     "grpo_ar_lopti": (of_grpo, TOKENS),
     "dr_grpo": (of_grpo, LONGEST),

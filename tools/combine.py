@@ -11,6 +11,7 @@ are shown, nothing is written and the exit code is 1. What does not conflict may
 
 import ast
 import builtins
+import functools
 import itertools
 import os
 import re
@@ -30,7 +31,7 @@ from tools import family
 # Two scripts that change the same lines of these are alternatives: both say what is maximised.
 OBJECTIVE = {"policy_loss", "compute_advantages", "token_returns", "estimate_advantages", "value_loss"}
 WIDTH = 100  # columns of a script
-QUOTES = '"'
+QUOTES, NEW_PARAGRAPH = '"', "\n\n"
 DOC = '"""DOC"""'  # stands for a docstring while the code is merged
 
 
@@ -67,6 +68,7 @@ class Script:
     imports: dict
 
 
+@functools.cache
 def read(name, text):
     """Return the Script of a text. SyntaxError if it is not Python."""
     lines = text.splitlines(keepends=True)
@@ -126,9 +128,7 @@ def merged(base, one, other):
     if conflicts:
         raise ExceptionGroup("", conflicts)
     imports = {block: one.imports[block] + other.imports[block] for block in base.imports}
-    result = Script(f"{one.name} {other.name}", "", {k: v for k, v in parts.items() if v is not None}, imports)
-    check(result, (one, other))
-    return result
+    return Script(one.name, "", {key: text for key, text in parts.items() if text is not None}, imports)
 
 
 def order_of(base, one, other):
@@ -177,7 +177,7 @@ def merged_docstring(base, one, other, names):
     if base == other:
         return one
     indent = one[: len(one) - len(one.lstrip())]
-    both = [f"In {name}.py: {text.strip().strip(QUOTES).strip()}" for name, text in zip(names, (one, other))]
+    both = [f"In {name}.py:\n{indent}{text.strip().strip(QUOTES).strip()}" for name, text in zip(names, (one, other))]
     return f'{indent}"""' + f"\n\n{indent}".join(both) + f'\n{indent}"""\n'
 
 
@@ -227,49 +227,45 @@ def independent(one, other):
             return False
         if any(isinstance(node, ast.Expr) and not isinstance(node.value, ast.Dict) for node in tree.body):
             return False
-        names = {node.id: node for node in ast.walk(tree) if isinstance(node, ast.Name)}
         targets = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
         changed.append({node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)})
-        used.append(set(names))
+        used.append({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)})
     return not (changed[0] & used[1] or changed[1] & used[0])
 
 
 # ---------------------------------------------------------------------------------------------- checking
 
 
-def check(script, parents):
-    """Raise ValueError if a piece of one parent needs what the other one takes away: a name, a setting, a parameter."""
-    from runtime.settings import RunArgs
-
-    tree = ast.parse(whole(script))
+def check(text, scripts):
+    """Raise ValueError if the text needs what one of the scripts takes away: a name, a setting, a parameter."""
+    tree = ast.parse(text)
     nodes = list(ast.walk(tree))
     bound = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
     bound |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
     bound |= {alias.asname or alias.name for node in nodes if hasattr(node, "names") for alias in named(node)}
-    settings = set(RunArgs.__dataclass_fields__) | {key.removeprefix("Args.") for key in script.parts}
+    known = bound | set(dir(builtins)) | {"__name__"}
+    [of_args] = [node for node in tree.body if getattr(node, "name", "") == "Args"]
+    taken = {key.removeprefix("Args.") for script in scripts for key in script.parts if key.startswith("Args.")}
+    taken -= {node.target.id for node in of_args.body if isinstance(node, ast.AnnAssign)}
+    taken -= {"", "check"}
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     for node in nodes:
         missing = ""
-        if isinstance(node, ast.Name) and node.id not in bound | set(dir(builtins)) | {"__file__", "__name__"}:
+        if isinstance(node, ast.Name) and node.id not in known:
             missing = node.id
-        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "args" and node.attr not in settings:
-            missing = f"--{node.attr}" if node.attr in before(parents) else ""
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "args" and node.attr in taken:
+            missing = f"--{node.attr}"
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in functions and not fits(node, functions):
             missing = f"{node.func.id}() with other parameters"
         if missing:
-            names = [f"{parent.name}.py" for parent in parents]
+            names = ", ".join(script.name for script in scripts)
             line = ast.unparse(node)[:60]
-            raise ValueError(f"{' and '.join(names)}: one takes away {missing}, which the other one uses: {line}")
+            raise ValueError(f"{names}: one takes away {missing}, which another one uses, in {line}")
 
 
 def named(node):
     return node.names if isinstance(node, ast.Import | ast.ImportFrom) else []
-
-
-def before(parents):
-    """Return the settings that either parent has."""
-    return {key.removeprefix("Args.") for parent in parents for key in parent.parts}
 
 
 def fits(call, functions):
@@ -334,22 +330,20 @@ def wrapped(module, members):
 
 def docstring(scripts, base, out, command):
     """Return the module docstring of a combination: what is in it, each script's own difference, the command."""
-    titles, differences = [], []
-    for script in scripts:
-        text = ast.literal_eval(script.docstring.strip())
-        titles.append(text.split("\n\n")[0].replace("\n", " "))
-        found = re.search(r"^What differs from \w+\.py.*?(?=\n\n|\Z)", text, re.M | re.S)
-        differences.append(f"{script.name}.py. {titles[-1]} {' '.join(found[0].split())}")
+    names = [f"{script.name}.py" for script in scripts]
     paragraphs = [
         f"{out.stem}: {' and '.join(script.name for script in scripts)}, combined.",
-        f"Made by `{command}`: the changes of each script, over {base}.py, their common ancestor. Their docstrings "
-        "have the objectives, the papers and the deviations.",
-        *differences,
-        f"What differs from {scripts[0].name}.py: what the other scripts change, as above.",
-        f"Command: python {out.name}",
+        f"Made by `{command}`: the changes of each script over {base}.py, their common ancestor. The scripts' own "
+        "docstrings have the objectives, the papers and the deviations.",
+        f"What differs from {names[0]}: the changes of {' and '.join(names[1:])}, as below.",
     ]
-    texts = [textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False) for text in paragraphs]
-    return '"""' + "\n\n".join(texts) + '\n"""\n'
+    filled = [textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False) for text in paragraphs]
+    for script in scripts:
+        text = script.docstring.strip()[3:-3].strip()
+        found = re.search(r"^What differs from \w+\.py.*?(?=\n\n|\Z)", text, re.M | re.S)
+        title = textwrap.fill(f"{script.name}.py: {text.partition(NEW_PARAGRAPH)[0]}", WIDTH)
+        filled.append(f"{title}\n{found[0] if found else ''}".strip())
+    return '"""' + "\n\n".join([*filled, f"Command: python {out.name}"]) + '\n"""\n'
 
 
 # ---------------------------------------------------------------------------------------------- command
@@ -384,7 +378,20 @@ def combine(names, out="mine.py", folder=family.ROOT):
         line = line[line.index(common) :]
     command = f"python -m tools.combine {' '.join(stems)} --out {out}"
     result.docstring = docstring(scripts, line[0], Path(out), command)
-    return whole(result)
+    text = whole(result)
+    check(text, scripts)
+    return text
+
+
+def kind_of_pair(one, other):
+    """Return "clean", "contained", "alternatives" or "conflict"."""
+    try:
+        combine([one, other])
+    except ExceptionGroup as group:
+        return reason(group)[0]
+    except ValueError as error:
+        return "contained" if "contained" in str(error) else "conflict"
+    return "clean"
 
 
 def reason(error):

@@ -38,3 +38,9 @@ def decoupled_loss(logp, old_logp, sampler_logp, advantages, mask, low, high, ca
 # on is a sampler of its own always faster than taking turns? What is the speedup with 64 GPUs, and
 # what does the lag of 1 cost in your opinion? The formula is in docs/scaling.md; runs with a lag of
 # 2, 4 and 8 are in benchmarks/kk_tiny/lag.md.
+
+# 13.4 (open)  Build asynchronous GSPO with AR and Lopti:
+#     python -m tools.combine grpo_async gspo grpo_ar_lopti --out mine.py
+# Read `python tools/diff.py grpo_async mine.py`. Which two parts shrink the same tokens? Over which
+# tokens is GSPO's ratio s now? Which flags turn each part off? Then name dapo in place of gspo: the
+# conflict is in main. What does dapo.py know there that an asynchronous sampler can't wait for?

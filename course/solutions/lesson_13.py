@@ -29,6 +29,18 @@ def decoupled_loss(logp, old_logp, sampler_logp, advantages, mask, low, high, ca
 # the long one is older than the others. What a lag of 8 costs in accuracy is in the lesson's table,
 # and lags of 2 and 4 are in benchmarks/kk_tiny/lag.md. We have not measured a lag of 1.
 
+# 13.4  A merge without a conflict says that the lines fit, and not that the ideas do.
+#
+# AR multiplies the advantage of a token by α·π_old + 1 − α, and the correction multiplies its
+# surrogate by π_old/π_sampler: a token that has become improbable since it was sampled is shrunk
+# twice. Lopti leaves the mask with the tokens of one stage, and GSPO's s is the mean over the mask:
+# s is then over the improbable tokens of a response, and later over the others, and neither is the
+# paper's. `--alpha 0` turns AR off, `--eta 0` Lopti, `--correction none` the correction, and with
+# `--lag 0` the responses are not stale.
+# dapo.py samples again until enough groups are mixed. It knows that only from this step's rewards,
+# and an asynchronous sampler was asked for this step --lag steps ago. Somebody must decide what a
+# refill's lag is, and what happens to the groups that come too late. No merge decides that.
+
 
 def open_question(sampling=200, updating=200, longest=20):
     for n in (2, 4, 8, 16, 64):

@@ -13,6 +13,7 @@ example. A page without `columns` uses those of its script's parent.
 """
 
 import functools
+import itertools
 import json
 import math
 import re
@@ -22,7 +23,7 @@ import tyro
 from rich.console import Console
 
 from runtime import before_after, flags
-from tools import family, kept, texts
+from tools import combine, family, kept, texts
 from tools.maintain import claims, example, notebook, updates
 
 ROOT = family.ROOT
@@ -63,6 +64,7 @@ OTHER_TITLES = {
     "reinforce": {"second": "weight"},
     "grpo_stale": {"second": "tis"},
     "opd": {"ref": "π<sub>teacher</sub>", "second": "weight"},
+    "sdpo": {"ref": "π with the hint", "second": "weight"},
 }
 LADDER = {  # the ladder's tables: title, the table whose column is shown too, script, which update, settings
     "reinforce": ("REINFORCE", None, "reinforce", "second", {}),
@@ -312,6 +314,28 @@ def two_responses(name):
     return f"{words}\n\n```text\n{lines}\n```"
 
 
+@functools.cache
+def pairs_table():
+    """Say which scripts tools/combine.py adds up: per script, its alternatives and its conflicts."""
+    scripts = [script for script in family.family() if script not in ("grpo", "sft")]
+    others = {script: {"alternatives": [], "conflict": []} for script in scripts}
+    num_clean = num_contained = 0
+    pairs = list(itertools.combinations(scripts, 2))
+    for one, other in pairs:
+        kind = combine.kind_of_pair(one, other)
+        num_clean += kind == "clean"
+        num_contained += kind == "contained"
+        if kind in ("alternatives", "conflict"):
+            others[one][kind].append(f"`{other}`")
+            others[other][kind].append(f"`{one}`")
+    rows = []
+    for script, found in others.items():
+        rows.append([f"`{script}`", ", ".join(found["alternatives"]), ", ".join(found["conflict"])])
+    words = f"Of {len(pairs)} pairs, {num_clean} merge cleanly. In {num_contained}, one script contains the other one; "
+    words += "the rest is in this table. Without `sft.py`, which samples nothing.\n\n"
+    return words + table(["script", "alternatives: both change the objective", "conflicts elsewhere"], rows)
+
+
 # ------------------------------------------------------------------------------------------------------------- pages
 
 
@@ -321,6 +345,7 @@ def blocks():
     found = {
         ROOT / "README.md": {"variants": short_table},
         docs / "objectives.md": {"variants": long_table},
+        docs / "add_a_variant.md": {"pairs": pairs_table},
         docs / "first_runs.md": {name: once(two_responses, name) for name in ("demo", "llm")},
         FOLDER / "README.md": {"weights": all_weights},
         FOLDER / "ladder.md": {name: once(ladder_table, name) for name in LADDER},

@@ -22,23 +22,9 @@ function linesOf(name, code) {
   }).filter((line) => line.isCode || !code);
 }
 
-const words = (line) => line.text.match(/\w+/g) ?? [];
-function areAlike(a, b) {
-  const common = words(a).filter((word) => words(b).includes(word)).length;
-  return a.isCode && b.isCode && 2 * common >= Math.max(words(a).length, words(b).length) && common > 0;
-}
-
-// [left line, right line] of a place that differs: alike lines of code beside each other, others alone.
+// [left line, right line] of a place that differs.
 function paired(olds, news) {
-  const rows = [];
-  let from = 0;
-  for (const line of news) {
-    const at = olds.findIndex((old, i) => i >= from && areAlike(old, line));
-    if (at >= 0) rows.push(...olds.slice(from, at).map((old) => [old, null]));
-    rows.push([olds[at] ?? null, line]);
-    from = Math.max(from, at + 1);
-  }
-  return [...rows, ...olds.slice(from).map((old) => [old, null])];
+  return Array.from({ length: Math.max(olds.length, news.length) }, (_, i) => [olds[i] ?? null, news[i] ?? null]);
 }
 
 function rowsOf({ left, right, code }) {
@@ -59,30 +45,22 @@ function rowsOf({ left, right, code }) {
 
 function rangeOf(cell, from, to) {
   const [range, walker] = [new Range(), document.createTreeWalker(cell, NodeFilter.SHOW_TEXT)];
-  for (let at = 0, node; (node = walker.nextNode()); at += node.length) {
+  for (let at = 0, node; from < to && (node = walker.nextNode()); at += node.length) {
     if (from >= at && from < at + node.length) range.setStart(node, from - at);
     if (to > at && to <= at + node.length) range.setEnd(node, to - at);
   }
   return range;
 }
 
-// Marks the words that differ in lines beside each other.
-function markWords(rows, body) {
-  const marks = { del: [], ins: [] };
-  rows.forEach(([old, line, same], row) => {
-    if (same || !old || !line) return;
-    const cells = { del: body[row].cells[1], ins: body[row].cells[3] };
-    const at = { del: 0, ins: 0 };
-    for (const part of Diff.diffWordsWithSpace(old.text, line.text)) {
-      for (const [kind, other] of [["del", part.added], ["ins", part.removed]]) {
-        if (other) continue;
-        const end = at[kind] + part.value.length;
-        if (part.added || part.removed) marks[kind].push(rangeOf(cells[kind], at[kind], end));
-        at[kind] = end;
-      }
-    }
-  });
-  return marks;
+// The ranges that differ in two lines of code beside each other: {del: [left range], ins: [right range]}.
+function marksOf([old, line, same], row) {
+  if (same || !old?.isCode || !line?.isCode) return null;
+  const [a, b] = [old.text, line.text];
+  let [start, end] = [0, 0];
+  while (start < Math.min(a.length, b.length) && a[start] === b[start]) start++;
+  while (end < Math.min(a.length, b.length) - start && a.at(-1 - end) === b.at(-1 - end)) end++;
+  if (3 * (start + end) < Math.max(a.length, b.length)) return null; // they have little in common
+  return { del: rangeOf(row.cells[1], start, a.length - end), ins: rangeOf(row.cells[3], start, b.length - end) };
 }
 
 function cellsOf(line, kind) {
@@ -120,12 +98,11 @@ function show() {
   const count = (side) => rows.filter((row) => row[side] && !row[2]).length;
   by("counts").textContent = `${state.left}.py → ${state.right}.py: −${count(0)} +${count(1)} ${state.code ? "lines of code" : "lines"}`;
   by("viewer").innerHTML = changed.map(({ name, rows }) => sectionOf(name, rows)).join("") + `<p>Equal: ${equal.join(", ")}</p>`;
-  const marks = { del: [], ins: [] };
-  by("viewer").querySelectorAll("table").forEach((table, i) => {
-    const found = markWords(changed[i].rows, [...table.rows].filter((row) => !row.classList.contains("more")));
-    for (const kind in marks) marks[kind].push(...found[kind]);
-  });
-  for (const kind in marks) globalThis.CSS?.highlights?.set(kind, new Highlight(...marks[kind]));
+  const shown = [...by("viewer").querySelectorAll("tr:not(.more)")];
+  const marks = changed.flatMap((section) => section.rows).map((row, i) => marksOf(row, shown[i])).filter(Boolean);
+  for (const kind of ["del", "ins"]) {
+    globalThis.CSS?.highlights?.set(kind, new Highlight(...marks.map((of) => of[kind])));
+  }
 }
 
 for (const side of ["left", "right"]) by(side).innerHTML = Object.keys(SCRIPTS).map((name) => `<option>${name}</option>`).join("");
@@ -134,13 +111,7 @@ by("choices").addEventListener("change", ({ target }) => {
   location.hash = `left=${by("left").value}&right=${by("right").value}${by("code").checked ? "" : "&all=1"}`;
 });
 by("viewer").addEventListener("click", ({ target }) => {
-  if (!target.closest(".more button")) return;
-  const row = target.closest("tr");
-  while (row.nextElementSibling?.classList.contains("far")) {
-    row.nextElementSibling.classList.remove("far");
-    row.before(row.nextElementSibling);
-  }
-  row.remove();
+  if (target.closest(".more")) target.closest("table").classList.add("all");
 });
 window.addEventListener("hashchange", show);
 show();
