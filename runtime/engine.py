@@ -30,6 +30,12 @@ BOUND_TO = os.environ.get("VLLM_CPU_OMP_THREADS_BIND")
 # tqdm's own format without vLLM's tokens per second, which would leave the bar one column.
 NARROW = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
 
+# Tokens per block of a CPU's key-value cache, and per forward pass. The prefix cache holds whole
+# blocks. With vLLM's 128 tokens, the responses of a group would each compute up to 127 tokens of
+# their prompt again. A pass of BATCH tokens takes several prompts, so that they start together.
+BLOCK = 32
+BATCH = 1024
+
 
 def options(args):
     """Return vLLM's options for a trainer on this machine. Call it before importing vLLM."""
@@ -42,9 +48,8 @@ def options(args):
         # vLLM would compile a function of its own at the first request: seconds without any gain.
         torch.compiler.set_stance("force_eager")
     if not ON_GPU and hasattr(args, "max_turns"):
-        # The prefix cache holds whole blocks. With vLLM's 128 tokens per block on a CPU, a turn
-        # would find hardly any of the earlier turns' keys and values.
-        chosen["block_size"] = 32
+        # A turn finds the earlier turns' keys and values, with a small model, too.
+        chosen["block_size"] = BLOCK
     if WORLD_SIZE > 1:
         # torchrun has started the processes; each process has its own engine.
         chosen["distributed_executor_backend"] = "external_launcher"
@@ -93,6 +98,10 @@ def common_options(model, context, kv_cache_gb):
         chosen["enforce_eager"] = True
         chosen["enable_chunked_prefill"] = False  # seeded requests fail with it on a CPU
         chosen["max_num_batched_tokens"] = context
+        # kk_tiny keeps vLLM's sizes, because the digits of its saved runs depend on them.
+        if not threads.is_small(model) and not families.is_recurrent(config):
+            chosen["block_size"] = BLOCK
+            chosen["max_num_batched_tokens"] = max(context, BATCH)
     if with_images:  # the language model alone; load_weights has to give it its weights
         chosen["hf_overrides"] = functools.partial(without_images, config)
         chosen["load_format"] = "dummy"  # vLLM would look for weights by the language model's names

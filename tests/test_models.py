@@ -120,6 +120,18 @@ def test_of_two_sets_of_files_vllm_reads_those_that_transformers_reads(tmp_path)
     assert theirs.encode(text) == ours.encode(text) and ours.chat_template
 
 
+@pytest.mark.parametrize(
+    ("family", "width", "context", "sizes"),
+    [("llama", 256, 64, (32, 1024)), ("llama", 256, 2048, (32, 2048)), ("llama", 64, 64, (None, 64)),
+     ("granitemoehybrid", 256, 64, (None, 64))],
+)  # fmt: skip
+def test_the_responses_of_a_group_compute_few_tokens_of_their_prompt_again(family, width, context, sizes, tmp_path):
+    """On a CPU: blocks of 32 tokens, passes of several prompts. Recurrent models have no cache; kk_tiny is small."""
+    changes = {"hidden_size": width} | ({"mamba_d_head": 128} if family == "granitemoehybrid" else {})
+    chosen = engine.common_options(str(families.make(family, tmp_path / "model", **changes)), context, 0.01)
+    assert (chosen.get("block_size"), chosen["max_num_batched_tokens"]) == sizes
+
+
 @pytest.mark.parametrize("family", ["gemma3_text", "mixtral", "qwen3_moe", "gpt2", "phi3", "opt"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_weights_as_transformers_saves_them_are_all_there(family, tied, tmp_path):

@@ -67,6 +67,7 @@ def test_the_viewer_begins_with_the_parent_and_folds_imports_and_settings(page, 
     page.goto(f"{site.as_uri()}/diff.html#right=gigpo")
     assert page.input_value("#left") == family.PARENT["gigpo"]
     page.select_option("#right", "grpo_ar_lopti")
+    page.wait_for_function("document.querySelector('#counts').textContent.includes('grpo_ar_lopti')")
     assert page.input_value("#left") == "grpo"
     heads = page.locator("#viewer details").evaluate_all(
         "all => all.map((one) => [one.innerText.split(' ')[0], one.open])"
