@@ -2,19 +2,23 @@
 
 From *What Are Key Factors for Updates in RL for LLM Reasoning?* (arXiv 2606.22570, "the paper"). In
 an update, ρ of a low-probability token moves far more than ρ of a high-probability token (Lemma 1).
-A single clip range therefore cuts off mostly low-probability tokens. ACPO's clip range grows with
-the spread of ρ (eq. 8):
+So a single clip range clips mostly low-probability tokens. ACPO's clip range grows with the spread
+of ρ (eq. 8). Maximise, over the responses o_i of a mini-batch and their tokens o_it,
 
     J = mean over the responses of  1/|o_i| · Σ_t min[ρ·A, clip(ρ, 1−ε_a, 1+ε_a)·A]
 
-    ε_a = ε_b + α·σ_a                 the clip range of bin a, the same above and below
-    σ_a = standard deviation of ρ     over the response tokens whose π is in bin a; there are n_bins
-                                      bins of equal width
+    ρ  = π(o_it) / π_old(o_it)         π_old: the policy before this step's updates
+    A  = (r_i − mean) / (std + 1e-6)   the reward r_i, normalised in its group
 
-What differs from grpo.py: --clip_alpha, --clip_base, --clip_base_high, --clip_max and --n_bins
-instead of --clip_low and --clip_high; clip_ranges; a weight 1/|o_i| for each token instead of the
-common divisor; no KL term unless --kl_coef asks for one. Before the first update of a step ρ is 1
-and ε_a is ε_b. Each later update makes one more forward pass over its mini-batch, without gradient.
+    ε_a = ε_b + α·σ_a                  the clip range of bin a, the same above and below
+    σ_a = standard deviation of ρ      over the response tokens whose π is in bin a; there are
+                                       n_bins bins of equal width
+
+What differs from grpo.py: --clip_alpha (α), --clip_base (ε_b), --clip_base_high, --clip_max and
+--n_bins instead of --clip_low and --clip_high; clip_ranges; a weight 1/|o_i| per token instead of
+the common divisor; no KL term unless --kl_coef asks for one. Before the first update of a step ρ is
+1 and ε_a is ε_b. Each later update makes one more forward pass over its mini-batch, without
+gradient.
 
 The paper's baselines are means over responses too, so they are settings of this file:
     GRPO                          --clip_alpha 0
@@ -28,20 +32,20 @@ why:
   micro-batch, so its clip ranges and its gradient depend on the micro-batch size.
 - The paper does not say which policy's π is binned, what σ² is divided by, or whether ε_a is
   bounded. This file follows the release: π of the policy that is being updated, the number of
-  tokens (ddof 0), and --clip_max 3. From ε_a = 1 on the lower bound is never reached, since ρ > 0.
+  tokens (ddof 0), and --clip_max 3. From ε_a = 1 on, the lower bound is never reached, since ρ > 0.
 - The release takes √(σ² + 1e-8), so its ε_a is 0.2003 where ours is ε_b. At ρ = 1 neither clips.
 - No dual clip, since eq. 8 has none. The release has verl's dual clip, which caps −ρ·A at 3·|A| if
   A < 0, the only bound on a large ρ there.
 - Sizes: the paper gives batches of 512 and mini-batches of 256 and 32 (Appendix F). The defaults
-  for math and countdown are the release's: 128 prompts with 2 updates a step; its off-policy regime
-  is 256 prompts with 16. Both have 10 responses to a prompt and 1024 + 3072 tokens. Its 15 epochs,
-  and a test and a checkpoint every 50 steps, are flags: --epochs 15 --eval_every 50 --save_every
-  50.
-- Evaluation is greedy. The paper's tables have a run's best evaluation, a mean over 4 responses to
-  a problem, or 8 (`python evaluate.py --protocol acpo`, at the end of a run).
+  for math and countdown are the release's: 128 prompts with 2 updates per step; its off-policy
+  regime is 256 prompts with 16. Both have 10 responses per prompt and 1024 + 3072 tokens. Its 15
+  epochs, and a test and a checkpoint every 50 steps, are flags: --epochs 15 --eval_every 50
+  --save_every 50.
+- Evaluation is greedy. The paper's tables have a run's best evaluation, a mean over 4 or 8
+  responses per problem (`python evaluate.py --protocol acpo`, at the end of a run).
 - All deviations of grpo.py, except for its divisor.
 
-Command (one 80 GB GPU; `torchrun --nproc-per-node 4 acpo.py …` for four): off policy, then near
+Command (one 80 GB GPU; `torchrun --nproc-per-node 4 acpo.py …` for four): off-policy, then near
 on-policy
     python acpo.py --task countdown --updates_per_step 16 --prompts_per_step 256
     python acpo.py --task countdown
@@ -70,7 +74,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -79,11 +83,11 @@ class Args(settings.RunArgs):
 
     # ---- objective
     clip_alpha: NonNegativeFloat = 3.0  # α, weight of σ in a bin's clip range; 0: one range for all
-    clip_base: NonNegativeFloat = 0.2  # ε_b, the clip range where σ is 0
+    clip_base: NonNegativeFloat = 0.2  # ε_b, the clip range if σ is 0
     clip_base_high: NonNegativeFloat | None = None  # ε_b of the upper bound; None: clip_base
-    clip_max: NonNegativeFloat = 3.0  # ε_b + α·σ is at most this
+    clip_max: NonNegativeFloat = 3.0  # the largest clip range ε_a
     n_bins: PositiveInt = 5  # bins of probability, of equal width
-    kl_coef: NonNegativeFloat = 0.0  # β, weight of the KL term; 0: no reference model is loaded
+    kl_coef: NonNegativeFloat = 0.0  # β, the weight of the KL term; 0 loads no reference model
     updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
 
     # ---- problems
@@ -101,8 +105,8 @@ class Args(settings.RunArgs):
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · its two matrices' product to a weight
+    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -116,15 +120,15 @@ class Args(settings.RunArgs):
     seed: NonNegativeInt = 0  # seeds the prompt order and the sampling
 
     def check(self):
-        """ValueError, saying what would be right, if two settings do not fit each other."""
+        """Raise ValueError if two settings do not fit each other. flags.check calls it."""
         if self.clip_base > self.clip_max:
             raise ValueError(
                 f"--clip_base is {self.clip_base}; it must be at most --clip_max, {self.clip_max}"
             )
 
 
-# What the papers set differently for other tasks: runtime/papers.py. For mathematics, ACPO's
-# release samples as for the other two tasks.
+# {task: {setting: value}}: the defaults that --task replaces, by those of the task's own paper. On
+# mathematics ACPO's release samples as on the other two tasks.
 TASKS = papers.TASKS | {
     "math": papers.TASKS["math"] | {"responses_per_prompt": 10, "max_response_tokens": 3072},
 }
@@ -182,7 +186,7 @@ class Policy(nn.Module):
         Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
         full vocabulary; without with_entropy it is zero.
         """
-        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
             # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
@@ -277,8 +281,9 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
-    when: the step, or "test" in an evaluation. --seed, `when` and the problem make the seed of a
-    request, on any number of processes alike. vLLM derives the seed of each response from that.
+    when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
+    the problem alone. From it, vLLM derives a seed per response. So the number of processes does
+    not matter.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -377,7 +382,7 @@ def compute_advantages(scores, batch, args):
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
-        # Rewards that differ by at most 1e-6 of the largest count as equal: that is rounding.
+        # If a group's rewards only differ by rounding (1e-6 of the largest), set all to the first.
         groups = groups.where(~measure.all_equal(groups), groups[:, :1])
         # Subtract the first reward, which cancels in A: then equal rewards have A = 0 exactly,
         # although their mean may be rounded.
@@ -394,17 +399,17 @@ def compute_advantages(scores, batch, args):
 
 
 def clip_ranges(logp, batch, args):
-    """Each token's clip range ε_a (eq. 8), [N, T], and what it is made of, bin by bin.
+    """Compute each token's clip range ε_a (eq. 8). Returns [N, T], and a dictionary per bin.
 
-    logp [N, T]: under the policy before the update. batch: this process's share of a mini-batch;
-    the bins' numbers are over all processes. The second value has a dictionary for each bin, the
-    one of low-probability tokens first: its number of response tokens, σ of their ρ, their clip
-    range. A bin without tokens has ε_b.
+    logp [N, T]: log π before the update. batch: this process's rows of a mini-batch.
+    The dictionaries, lowest probabilities first, have the bin's number of response tokens on all
+    processes, σ of their ρ, and their clip range. A bin without tokens has ε_b.
     """
     edges = torch.arange(1, args.n_bins, dtype=torch.float64) / args.n_bins  # [n_bins - 1]
     log_edges = edges.log().to(logp)
     bins = torch.bucketize(logp, log_edges, right=True)  # [N, T]; an edge belongs to the bin above
-    # In float64 and about the mean, since ρ is close to 1 and σ small. Clamped as in policy_loss.
+    # Compute in float64 and around the mean, because ρ is close to 1 and σ is small. Clamp as in
+    # policy_loss.
     ratio = (logp - batch["old_logp"]).clamp(-20, 20).double().exp()  # ρ
     clip_range = torch.zeros_like(logp)
     of_bins = []
@@ -424,8 +429,8 @@ def policy_loss(logp, batch, divisor, args):
     """Compute one micro-batch's part of −J and the number of its clipped tokens.
 
     logp [N, T] carries the gradient; the batch's old_logp, ref_logp, advantages, mask, clip_range
-    and weight are [N, T] too. weight: 1/|o_i| over the number of responses in the whole mini-batch,
-    so that the losses of micro-batches and processes add up to the mini-batch's; the divisor is 1.
+    and weight are [N, T] too. weight: 1/|o_i|, divided by the number of responses in the whole
+    mini-batch, so that the losses of micro-batches and processes add up to −J. divisor is 1.
     """
     advantages = batch["advantages"]
     mask = batch["mask"]
@@ -472,8 +477,8 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns clip_rate (a share of tokens), grad_norm (a mean), optimizer_steps, and the σ and clip
-    ranges of the bins.
+    Returns metrics: clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (count),
+    and the σ and clip ranges of the bins.
     """
     of_updates = []  # the bins of each update
     num_clipped = 0
@@ -504,7 +509,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the number of clipped tokens and the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
@@ -533,7 +539,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
-@records.task_may_fail
+@records.task_may_fail  # an error of the task ends the run, with a checkpoint
 def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -574,9 +580,10 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
-    # End the run if policy, transformers and vLLM compute different models.
+    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
+    # tokens, after a sync of changed weights.
     same_model.check(policy, llm, sync_weights, train[0], args)
-    sync_weights(policy, llm, args)  # after a resume, vLLM still has the initial weights
+    sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
@@ -613,7 +620,7 @@ def main():
         # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after
+        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

@@ -2,17 +2,22 @@
 
 From *Stabilizing Knowledge, Promoting Reasoning: Dual-Token Constraints for RLVR* (Wang et al.
 2025, arXiv 2507.15778). Tokens at which the policy is unsure connect the steps of its reasoning,
-and may move far. Tokens of which it is sure hold what it knows, and stay near the reference:
+and may move far. Tokens of which it is sure hold what it knows, and stay near the reference.
+Maximise, over all responses o_i of a mini-batch and all their tokens o_it,
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t { min[ρ·A, clip(ρ, 1−ε, 1+ε)·A] − β·k3 }
 
+    ρ  = π(o_it) / π_old(o_it)         π_old: the policy before this step's updates
+    A  = (r_i − mean) / (std + 1e-6)   the reward r_i, normalised in its group
+    k3 = π_ref/π − log(π_ref/π) − 1    estimate of KL(π ‖ π_ref); π_ref: the initial model
+
     reasoning   ε 0.5, β 0          tokens whose entropy is above their own response's 0.8 quantile
-    knowledge   ε 0.2, β 0.001      the others
+    knowledge   ε 0.2, β 0.001      all other tokens
 
 What differs from grpo.py: --entropy_quantile, --reasoning_clip, --reasoning_kl, and --clip_high
 0.2; reasoning_tokens; a clip range and a KL weight for each token in policy_loss. --clip_low,
 --clip_high and --kl_coef apply to knowledge tokens. `--entropy_quantile 1` makes all tokens
-knowledge, which is grpo.py with --clip_high 0.2 to the last bit.
+knowledge, which is grpo.py with --clip_high 0.2, bitwise.
 
 What this file settles:
 - The quantile is interpolated linearly between a response's two nearest entropies. A token at the
@@ -20,17 +25,17 @@ What this file settles:
 
 Where this file deviates from the paper's release (wizard-III/ArcherCodeR), and why:
 - The release takes entropy and quantile from the current policy in every pass. This file takes them
-  once, from the policy that sampled, so a token keeps its kind for all updates of a step.
+  once, from the policy before the updates, so a token keeps its kind for all updates of a step.
 - The release averages the KL term over the knowledge tokens alone, so its β of 0.001 is 1.25 times
   ours at a quantile of 0.8. Here the divisor is the same for both terms.
-- --reasoning_kl is a share of --kl_coef; the release has a separate weight. With --kl_coef 0 no
+- --reasoning_kl is a fraction of --kl_coef; the release has a separate weight. With --kl_coef 0 no
   reference model is loaded.
 - The release has a dual clip at 10.
 - The release makes 3 epochs over a step's responses, with up to 2 mini-batches each. Here every
   response is used once, as in grpo.py.
 - Its settings differ from grpo.py's: G 16, temperature 1, weight decay 0.1, 10 warm-up steps;
   groups whose responses are all right or all wrong are dropped. --responses_per_prompt 16
-  --temperature 1 --weight_decay 0.1 are flags here; the warm-up and the dropping are not there.
+  --temperature 1 --weight_decay 0.1 are flags here; warm-up and dropping are missing.
 - All other deviations of grpo.py.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 archer.py` for four):
@@ -60,7 +65,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -68,9 +73,9 @@ class Args(settings.RunArgs):
     """
 
     # ---- objective
-    entropy_quantile: Fraction = 0.8  # a token above it, in its response, is a reasoning token
-    reasoning_clip: Fraction = 0.5  # their ε, instead of clip_low and clip_high
-    reasoning_kl: Fraction = 0.0  # the share of kl_coef that they have; 0: no KL term
+    entropy_quantile: Fraction = 0.8  # above this quantile of its response, a token is reasoning
+    reasoning_clip: Fraction = 0.5  # ε of reasoning tokens, below and above 1
+    reasoning_kl: Fraction = 0.0  # reasoning tokens' β, as a fraction of kl_coef; 0: no KL term
     clip_low: Fraction = 0.2  # ε_low of knowledge tokens
     clip_high: NonNegativeFloat = 0.2  # ε_high of knowledge tokens
     kl_coef: NonNegativeFloat = 0.001  # β, the weight of the KL term; 0 loads no reference model
@@ -91,8 +96,8 @@ class Args(settings.RunArgs):
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · its two matrices' product to a weight
+    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -162,7 +167,7 @@ class Policy(nn.Module):
         Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
         full vocabulary; without with_entropy it is zero.
         """
-        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
             # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
@@ -257,8 +262,9 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
-    when: the step, or "test" in an evaluation. --seed, `when` and the problem make the seed of a
-    request, on any number of processes alike. vLLM derives the seed of each response from that.
+    when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
+    the problem alone. From it, vLLM derives a seed per response. So the number of processes does
+    not matter.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -357,7 +363,7 @@ def compute_advantages(scores, batch, args):
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
-        # Rewards that differ by at most 1e-6 of the largest count as equal: that is rounding.
+        # If a group's rewards only differ by rounding (1e-6 of the largest), set all to the first.
         groups = groups.where(~measure.all_equal(groups), groups[:, :1])
         # Subtract the first reward, which cancels in A: then equal rewards have A = 0 exactly,
         # although their mean may be rounded.
@@ -374,9 +380,9 @@ def compute_advantages(scores, batch, args):
 
 
 def reasoning_tokens(batch, args):
-    """Which tokens are reasoning tokens, [N, T] of bool.
+    """Return the reasoning tokens: bool [N, T].
 
-    Those whose entropy is above the entropy_quantile of their own response's tokens.
+    Their entropy is above the entropy_quantile of their own response's tokens.
     """
     entropy = batch["entropy"].masked_fill(~batch["mask"], math.nan)  # [N, T]
     quantile = entropy.nanquantile(args.entropy_quantile, dim=1, keepdim=True)  # [N, 1]
@@ -438,8 +444,8 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns clip_rate and reasoning_rate (shares of tokens), grad_norm (a mean) and
-    optimizer_steps.
+    Returns metrics: clip_rate and reasoning_rate (fractions of tokens), grad_norm (mean),
+    optimizer_steps (count).
     """
     batch = {**batch, "reasoning": reasoning_tokens(batch, args)}
     num_clipped = 0
@@ -462,7 +468,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the number of clipped tokens and the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
@@ -491,7 +498,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
-@records.task_may_fail
+@records.task_may_fail  # an error of the task ends the run, with a checkpoint
 def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -532,9 +539,10 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
-    # End the run if policy, transformers and vLLM compute different models.
+    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
+    # tokens, after a sync of changed weights.
     same_model.check(policy, llm, sync_weights, train[0], args)
-    sync_weights(policy, llm, args)  # after a resume, vLLM still has the initial weights
+    sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
@@ -571,7 +579,7 @@ def main():
         # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after
+        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

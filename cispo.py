@@ -2,12 +2,17 @@
 
 From *MiniMax-M1* (Chen et al. 2025, arXiv 2506.13585). In GRPO a token gets no gradient once its ρ
 has left the clip range in the direction of A. In CISPO every token keeps its gradient: ρ is a
-weight without gradient, and the clip bounds this weight alone. Maximise
+weight without gradient, and the clip only bounds this weight. Maximise, over all responses o_i of a
+mini-batch and all their tokens o_it,
 
-    J = 1/Σ_i|o_i| · Σ_i Σ_t sg[clip(ρ, 1−ε_low, 1+ε_high)] · A · log π(o_it)     sg: a constant
+    J = 1/Σ_i|o_i| · Σ_i Σ_t sg[clip(ρ, 1−ε_low, 1+ε_high)] · A · log π(o_it)
 
-with ρ and A as in grpo.py. Since ρ > 0, ε_low 1 means no lower bound. Within the bounds a token's
-gradient is ρ·A·∇log π, as in grpo.py; above them it is (1 + ε_high)·A·∇log π.
+    ρ  = π(o_it) / π_old(o_it)         π_old: the policy before this step's updates
+    A  = (r_i − mean) / (std + 1e-6)   the reward r_i, normalised in its group
+    sg[…]                              without gradient, like a constant
+
+Since ρ > 0, ε_low 1 means no lower bound. Within the bounds a token's gradient is ρ·A·∇log π, as in
+grpo.py; above them it is (1 + ε_high)·A·∇log π.
 
 --gated is MiniMax-M1's general form (eq. 6 and 7): the term times PPO's mask. The ACPO paper (*What
 Are Key Factors for Updates in RL for LLM Reasoning?*) uses this form as its baseline CISPO. ACPO's
@@ -17,20 +22,19 @@ release has the mask at 0.2 below and 0.3 above: a token with A > 0 and ρ > 1.3
 responses.
 
 What differs from grpo.py: policy_loss; --gated, and what update divides by then; the defaults of
---clip_low, --clip_high and --kl_coef. clip_rate is the share of tokens whose weight is bounded, for
-either sign of A; these tokens stay in the gradient. With --gated the tokens that the gate cuts off
-count as well.
+--clip_low, --clip_high and --kl_coef. clip_rate is the fraction of tokens whose weight is bounded,
+for either sign of A; these tokens keep a gradient. With --gated it also counts masked tokens.
 
 Where this file deviates, and why:
-- MiniMax-M1 also has DAPO's dynamic sampling and length penalty (dapo.py). Here they are left out.
-- MiniMax-M1 says only that ε_high was tuned. The bounds 1.0 and 0.45 come from ACPO's release
+- MiniMax-M1 also has DAPO's dynamic sampling and length penalty (dapo.py). This file does not.
+- MiniMax-M1 only says that ε_high was tuned. The bounds 1.0 and 0.45 come from ACPO's release
   (Control-derek/ACPO, run_math_qwen_7b.sh).
-- `--kl_coef` above 0 adds a KL term; by default there is none, as in both papers.
+- `--kl_coef` above 0 adds grpo.py's KL term; by default there is none, as in both papers.
 - All deviations of grpo.py, except that there is no dual clip to leave out. The clamp of
-  log-ratios to ±20 bounds the weight too, and cuts off no gradient.
+  log-ratios to ±20 also bounds the weight, and removes no gradient.
 
-Command (one 80 GB GPU; `torchrun --nproc-per-node 4 cispo.py …` for four). ACPO's baseline, off
-policy; without the last two flags near on-policy:
+Command (one 80 GB GPU; `torchrun --nproc-per-node 4 cispo.py …` for four). ACPO's baseline,
+off-policy; without the last two flags near on-policy:
     python cispo.py --task countdown --gated --updates_per_step 16 --prompts_per_step 256
 """
 
@@ -57,7 +61,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -68,7 +72,7 @@ class Args(settings.RunArgs):
     gated: bool = False  # ACPO's baseline: with PPO's gate, and as a mean over responses
     clip_low: Fraction = 1.0  # ε_low; 1: no lower bound
     clip_high: NonNegativeFloat = 0.45  # ε_high
-    kl_coef: NonNegativeFloat = 0.0  # β, weight of the KL term; 0: no reference model is loaded
+    kl_coef: NonNegativeFloat = 0.0  # β, the weight of the KL term; 0 loads no reference model
     updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
 
     # ---- problems
@@ -86,8 +90,8 @@ class Args(settings.RunArgs):
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · its two matrices' product to a weight
+    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -156,7 +160,7 @@ class Policy(nn.Module):
         Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
         full vocabulary; without with_entropy it is zero.
         """
-        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
             # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
@@ -251,8 +255,9 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
-    when: the step, or "test" in an evaluation. --seed, `when` and the problem make the seed of a
-    request, on any number of processes alike. vLLM derives the seed of each response from that.
+    when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
+    the problem alone. From it, vLLM derives a seed per response. So the number of processes does
+    not matter.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -351,7 +356,7 @@ def compute_advantages(scores, batch, args):
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
-        # Rewards that differ by at most 1e-6 of the largest count as equal: that is rounding.
+        # If a group's rewards only differ by rounding (1e-6 of the largest), set all to the first.
         groups = groups.where(~measure.all_equal(groups), groups[:, :1])
         # Subtract the first reward, which cancels in A: then equal rewards have A = 0 exactly,
         # although their mean may be rounded.
@@ -367,19 +372,20 @@ def compute_advantages(scores, batch, args):
 # --------------------------------------------------------------------------------------------- loss
 
 
-# With --gated: a token whose ρ has left [1 − GATE_LOW, 1 + GATE_HIGH] in A's direction is cut off.
+# With --gated, a token gets no gradient once ρ has left [1 − GATE_LOW, 1 + GATE_HIGH] in the
+# direction of A.
 GATE_LOW = 0.2
 GATE_HIGH = 0.3
 
 
 def policy_loss(logp, batch, divisor, args):
-    """One micro-batch's part of −J, and how many tokens have a bounded weight.
+    """Compute one micro-batch's part of −J and the number of tokens with a bounded weight.
 
     logp [N, T] carries the gradient; the batch's old_logp, ref_logp, advantages and mask are [N, T]
     too. divisor: Σ|o_i| of J, the response tokens of the whole mini-batch on all processes, so that
-    the losses of its micro-batches add up to −J. With --gated it is the mini-batch's number of
-    responses, each of which counts with the mean over its tokens (the mask has all of them or
-    none); tokens that the gate cuts off are then counted too.
+    the losses of its micro-batches add up to −J. With --gated, it is the mini-batch's number of
+    responses: each counts with the mean over its tokens (the mask has all of them, or none if A is
+    0). Then tokens that the gate masks are counted, too.
     """
     advantages = batch["advantages"]
     mask = batch["mask"]
@@ -427,7 +433,7 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns metrics: clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (a number).
+    Returns metrics: clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (count).
     """
     num_clipped = 0
     grad_norms = []  # one per update
@@ -450,7 +456,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the number of clipped tokens and the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
@@ -479,7 +486,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
-@records.task_may_fail
+@records.task_may_fail  # an error of the task ends the run, with a checkpoint
 def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -520,9 +527,10 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
-    # End the run if policy, transformers and vLLM compute different models.
+    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
+    # tokens, after a sync of changed weights.
     same_model.check(policy, llm, sync_weights, train[0], args)
-    sync_weights(policy, llm, args)  # after a resume, vLLM still has the initial weights
+    sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
@@ -559,7 +567,7 @@ def main():
         # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after
+        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

@@ -1,49 +1,57 @@
 """DAPO: GRPO that samples until every group has something to teach, and penalises overlong
 responses.
 
-From *DAPO* (Yu et al. 2025, arXiv 2503.14476). DAPO has four techniques. grpo.py's objective J (eq.
-1 of the AR-Lopti paper, arXiv 2505.12929) already has two of them: a wider clip range above 1
-(ε_high > ε_low), and a mean over tokens instead of responses. This file adds the other two:
+From *DAPO* (Yu et al. 2025, arXiv 2503.14476). Maximise, as in grpo.py, over all responses o_i of a
+mini-batch and all their tokens o_it,
 
-    dynamic sampling   a group whose rewards are all equal has A = 0 and teaches nothing. It is
-                       dropped, and prompts_per_step more prompts are sampled, until
-                       prompts_per_step groups are kept or max_refills such refills are made;
-                       surplus groups are cut
-    overlong shaping   with L = max_response_tokens and a buffer of B tokens, the reward of a
-                       response of n tokens is lowered before the advantage: by 0 up to n = L − B,
-                       and by (n − (L − B)) / B beyond, which is 1 at n = L
+    J = 1/Σ_i|o_i| · Σ_i Σ_t { min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A] − β·k3 }
 
-If too few groups are kept after the last refill, the step trains on the groups it has, spread
-evenly over its updates. An update without a group is skipped. Without any group no weight changes,
-and the step is logged with groups_kept 0 and optimizer_steps 0.
+    ρ  = π(o_it) / π_old(o_it)         π_old: the policy before this step's updates
+    A  = (r_i − mean) / (std + 1e-6)   the reward r_i, normalised in its group of G
+    k3 = π_ref/π − log(π_ref/π) − 1    estimate of KL(π ‖ π_ref); π_ref: the initial model
+
+DAPO has four techniques. J already has two of them: a wider clip range above 1 (ε_high > ε_low),
+and a mean over tokens instead of responses. This file adds the other two:
+
+    dynamic sampling   a group whose rewards are all equal has A = 0 and teaches nothing. Drop it,
+                       and sample prompts_per_step more prompts, until prompts_per_step groups are
+                       kept or max_refills such refills are made. Surplus groups are not used.
+    overlong shaping   with L = max_response_tokens and a buffer of B tokens, lower the reward of a
+                       response of n tokens before A is computed: by 0 up to n = L − B, and by
+                       (n − (L − B)) / B beyond, which is 1 at n = L
+
+If too few groups are kept after the last refill, the step trains on the groups that it has, spread
+evenly over its updates. An update without a group is skipped. If no group is kept at all, no weight
+changes, and the step is logged with groups_kept 0 and optimizer_steps 0.
 
 --mask_truncated also leaves truncated responses out of the loss: their tokens have no gradient and
 are not counted in Σ|o_i|, but their rewards count in the group's mean. The paper tries it before
 the penalty ("overlong filtering"). TRL (mask_truncated_completions) and SkyRL
 (apply_overlong_filtering) have it.
 
-What differs from grpo.py: --max_refills, --overlong_buffer and --mask_truncated; overlong_penalty;
-dynamic_sampling, which main calls instead of sample. A step's metrics cover all sampled responses,
-and the metric reward leaves out the penalty. entropy, kl and sampler_gap cover the responses that
-are trained on.
+What differs from grpo.py: --max_refills, --overlong_buffer and --mask_truncated, with a check;
+overlong_penalty; dynamic_sampling with is_mixed, which main calls instead of sample; minibatches
+skips empty parts. Metrics cover all sampled responses, and reward is without the penalty
+(overlong_penalty is its mean). Only entropy, kl and sampler_gap are those of the responses that are
+trained on.
 
 Where this file deviates from the paper and its release (a recipe of verl), and why:
-- A group is dropped if the rule's rewards, before the penalty, are all equal. So a group of right
-  answers is dropped even if some are overlong, as in DAPO, which drops by accuracy. A group of
-  wrong answers with different rewards is kept (K&K's rule has three rewards for wrong answers),
-  since the AR-Lopti paper (Appendix D.1.2) drops "identical rewards". A group of one response is
-  kept, as in verl.
-- If groups are missing after the last refill, verl's recipe ends with an error. This file goes on.
-- verl moves responses among processes to balance their tokens, which changes the mini-batches. This
-  file deals the kept groups out so that an update has the same groups on any number of processes.
+- A group is dropped if the rule's rewards, before the penalty, are all equal. So a group of correct
+  responses is dropped even if some are overlong, as in DAPO, which drops by accuracy. A group of
+  wrong responses with different rewards is kept (K&K's rule has three rewards for them), because
+  the AR-Lopti paper (arXiv 2505.12929, Appendix D.1.2) drops "identical rewards". A group of one
+  response is kept, as in verl.
+- If groups are missing after the last refill, verl's recipe ends with an error. This file
+  continues.
+- verl moves responses between processes to balance their tokens, which changes the mini-batches. In
+  this file an update has the same groups on any number of processes.
 - Settings are GRPO's, as in the AR-Lopti paper. DAPO's own: --clip_high 0.28 --kl_coef 0
   --updates_per_step 16 --prompts_per_step 512 --responses_per_prompt 16 --temperature 1
   --weight_decay 0.1 --max_response_tokens 20480 (B is 20% of it: 4096). Its release also warms the
   learning rate up over 10 steps, samples three times prompts_per_step prompts in each round, and
   makes at most 10 rounds (--max_refills 9).
 - --epochs gives as many steps as without refills. Refills use up the problems sooner, so problems
-  repeat. The AR-Lopti paper fixes the number of steps as well: 360 for its 3B model, 300 for the
-  7B.
+  repeat. The AR-Lopti paper also fixes the number of steps: 360 for its 3B model, 300 for the 7B.
 - All deviations of grpo.py.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 dapo.py …` for four):
@@ -73,7 +81,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -97,15 +105,15 @@ class Args(settings.RunArgs):
     max_response_tokens: PositiveInt = 4096  # longer responses are truncated
     overlong_buffer: NonNegativeInt | None = None  # B; None: a fifth of the limit; 0: no shaping
     mask_truncated: bool = False  # leave truncated responses out of the loss
-    max_refills: NonNegativeInt = 10  # times that a step samples more prompts, at most
+    max_refills: NonNegativeInt = 10  # at most so many times, a step samples more prompts
     temperature: Temperature = 0.7  # π is softmax(logits / temperature), in sampling and loss
 
     # ---- optimizer
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · its two matrices' product to a weight
+    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -119,7 +127,7 @@ class Args(settings.RunArgs):
     seed: NonNegativeInt = 0  # seeds the prompt order and the sampling
 
     def check(self):
-        """ValueError, saying what would be right, if two settings do not fit each other."""
+        """Raise ValueError if two settings do not fit each other. flags.check calls it."""
         buffer = self.overlong_buffer or 0
         if buffer > self.max_response_tokens:
             raise ValueError(
@@ -182,7 +190,7 @@ class Policy(nn.Module):
         Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
         full vocabulary; without with_entropy it is zero.
         """
-        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
             # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
@@ -277,8 +285,9 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
-    when: the step, or "test" in an evaluation. --seed, `when` and the problem make the seed of a
-    request, on any number of processes alike. vLLM derives the seed of each response from that.
+    when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
+    the problem alone. From it, vLLM derives a seed per response. So the number of processes does
+    not matter.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -349,10 +358,10 @@ def to_batch(problems, responses):
 
 
 def is_mixed(scores, args):
-    """Whether the rule gives the responses to a prompt different rewards, [prompts] of bool.
+    """Return whether a group's responses have different rewards from the rule: bool [prompts].
 
-    scores: one per response, a prompt's G in a row. With one response to a prompt there is
-    nothing to compare, and True means that it is kept.
+    scores: one per response; the G scores of a group are consecutive. A group of one response has
+    nothing to compare, and is True, so that it is kept.
     """
     if args.responses_per_prompt == 1:
         return torch.ones(len(scores), dtype=torch.bool)
@@ -362,14 +371,15 @@ def is_mixed(scores, args):
 
 
 def dynamic_sampling(llm, task, train, num_used, step, clock, args):
-    """Samples prompts_per_step prompts, and as many again until that many groups are mixed.
+    """Sample groups until prompts_per_step of them are mixed (see is_mixed).
 
-    At most max_refills times. A group is a prompt's responses; mixed ones have different rewards.
-    Returns the mixed groups as a batch to train on, with their scores, penalties included;
-    what this process has sampled, dropped groups included: vLLM's responses, their problems and
-    scores; the new num_used; and the numbers of groups, as metrics.
+    Each round samples prompts_per_step prompts; there are at most 1 + max_refills rounds. Returns:
+    - batch: the mixed groups, to train on. batch["rewards"] [N, 1] includes the penalties.
+    - responses, problems, scores: all that this process has sampled, dropped groups included.
+    - num_used: the training problems used so far, by all steps.
+    - metrics: the numbers of sampled, dropped and kept groups.
     """
-    mixed = []  # groups of all processes
+    mixed = []  # mixed groups of all processes, for which each process has all tensors
     responses, problems, scores = [], [], []
     num_sampled = 0  # groups of all processes
     bar = GroupsBar(step, args)
@@ -377,7 +387,7 @@ def dynamic_sampling(llm, task, train, num_used, step, clock, args):
         # Take this process's problems, each repeated G times in a row. Every epoch is shuffled
         # anew; leftover problems that do not fill a step are dropped.
         new_problems, num_used = next_problems(train, num_used, args)
-        # A refill has its own seeds, in case the same problem comes twice in a step.
+        # `when` enters the seeds: a refill has its own, in case a problem comes twice in a step.
         when = f"{step}+{refill * args.prompts_per_step}" if refill else step
         batch, new_responses = sample(llm, new_problems, when, args)
         clock.lap("sample")
@@ -402,7 +412,7 @@ def dynamic_sampling(llm, task, train, num_used, step, clock, args):
         "groups_dropped": num_sampled - len(mixed),
         "groups_kept": min(len(mixed), args.prompts_per_step),
     }
-    batch = deal_groups(mixed[: args.prompts_per_step], batch, args)  # this process's share
+    batch = deal_groups(mixed[: args.prompts_per_step], batch, args)  # this process's groups
     return batch, responses, problems, scores, num_used, metrics
 
 
@@ -425,7 +435,7 @@ def sync_weights(policy, llm, args):
 
 
 def overlong_penalty(num_tokens, args):
-    """What is added to the reward of a response: 0 up to L − B tokens, then falling to −1 at L."""
+    """Compute what a response's length adds to its reward: 0 up to L − B tokens, −1 at L."""
     default = args.max_response_tokens // 5
     buffer = default if args.overlong_buffer is None else args.overlong_buffer
     return min(0, args.max_response_tokens - buffer - num_tokens) / max(1, buffer)
@@ -442,7 +452,7 @@ def compute_advantages(scores, batch, args):
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
-        # Rewards that differ by at most 1e-6 of the largest count as equal: that is rounding.
+        # If a group's rewards only differ by rounding (1e-6 of the largest), set all to the first.
         groups = groups.where(~measure.all_equal(groups), groups[:, :1])
         # Subtract the first reward, which cancels in A: then equal rewards have A = 0 exactly,
         # although their mean may be rounded.
@@ -499,9 +509,9 @@ def k3(logp, ref_logp):
 
 
 def minibatches(batch, count):
-    """Yields the batch in `count` equal parts, each of whole groups, in order.
+    """Yield `count` equal parts of the batch, in order. No group is split.
 
-    A part that no mixed group is left for, on any process, makes no update.
+    A part is skipped if it has no mixed group, on any process.
     """
     size = len(batch["ids"]) // count
     for first in range(0, count * size, size):
@@ -513,7 +523,7 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns metrics: clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (a number).
+    Returns metrics: clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (count).
     """
     num_clipped = 0
     grad_norms = []  # one per update
@@ -534,7 +544,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the number of clipped tokens and the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
@@ -563,7 +574,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
-@records.task_may_fail
+@records.task_may_fail  # an error of the task ends the run, with a checkpoint
 def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -604,9 +615,10 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
-    # End the run if policy, transformers and vLLM compute different models.
+    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
+    # tokens, after a sync of changed weights.
     same_model.check(policy, llm, sync_weights, train[0], args)
-    sync_weights(policy, llm, args)  # after a resume, vLLM still has the initial weights
+    sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
@@ -618,7 +630,7 @@ def main():
         step += 1
         clock = Clock()  # times each phase
 
-        # Sample and score groups of responses, until enough groups have something to teach.
+        # Sample and score groups of responses, until enough groups have different rewards.
         batch, responses, problems, all_scores, num_used, of_groups = dynamic_sampling(
             llm, task, train, num_used, step, clock, args
         )
@@ -637,7 +649,7 @@ def main():
         # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after
+        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

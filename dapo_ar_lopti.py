@@ -1,22 +1,29 @@
 """DAPO with Advantage Reweighting (AR) and Low-Probability Token Isolation (Lopti).
 
-From the AR-Lopti paper (arXiv 2505.12929), Appendix D.1.2 and Table 8. The two remedies of
-grpo_ar_lopti.py, for dapo.py: dynamic sampling and overlong shaping choose the groups and their
-rewards, then come
+From *Do Not Let Low-Probability Tokens Over-Dominate in RL for LLMs* (arXiv 2505.12929, "the
+AR-Lopti paper"), Appendix D.1.2 and Table 8: the two remedies of grpo_ar_lopti.py, for dapo.py,
+whose dynamic sampling and overlong shaping choose the groups and their rewards. Maximise
 
-    AR (eq. 4)           A ← (α·π_old + 1 − α)·A     low-probability tokens weigh less, for any A
-    Lopti (Algorithm 1)  first all the step's updates on the tokens with π_old ≤ η, then all of them
-                         again on the other tokens: with 2 updates a step, low, low, high, high
+    J = 1/Σ_i|o_i| · Σ_i Σ_t { min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A] − β·k3 }
+
+    ρ  = π(o_it) / π_old(o_it)             π_old: the policy before this step's updates
+    A  = w · (r_i − mean) / (std + 1e-6)   the reward r_i, normalised in its group, times w
+    w  = α·π_old(o_it) + 1 − α             AR (eq. 4): low-probability tokens weigh less, for any A
+    k3 = π_ref/π − log(π_ref/π) − 1        estimate of KL(π ‖ π_ref); π_ref: the initial model
+
+Lopti (Algorithm 1) makes the step's updates in two stages: first on tokens with π_old ≤ η alone,
+then on the same responses' other tokens alone. With 2 updates per step, a step makes four: low,
+low, high, high.
 
 What differs from dapo.py is, line by line, what makes grpo_ar_lopti.py of grpo.py: --alpha, --eta,
 --lopti_stages; ar_weight in compute_advantages; in_stage and the stages in update. `--alpha 0 --eta
-0` is dapo.py to the last bit.
+0` is dapo.py, bitwise.
 
 Where this file deviates, and why:
-- All deviations of dapo.py: groups are compared by the rule's reward, steps with too few
-  groups go on, groups are dealt out evenly, settings are GRPO's.
-- All deviations of grpo_ar_lopti.py: π_old ≤ η; no optimizer step without a token. On
-  mathematics it has one of the two remedies, which the paper says for GRPO only (Appendix C.3).
+- All deviations of dapo.py: groups are compared by the rule's reward, steps with too few groups
+  still train, groups are spread evenly over updates and processes, settings are GRPO's.
+- All deviations of grpo_ar_lopti.py: π_old instead of π; no update without a token. On mathematics
+  it has one of the two remedies, which the paper says for GRPO only (Appendix C.3).
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 dapo_ar_lopti.py …` for four); the paper trains
 its 3B model for 360 steps, the 7B model for 300:
@@ -46,7 +53,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -55,7 +62,7 @@ class Args(settings.RunArgs):
 
     # ---- objective
     alpha: Fraction = 0.3  # α of advantage reweighting; 0: none
-    eta: Fraction = 0.5  # η, the largest probability that counts as low; 0: one stage, all tokens
+    eta: Fraction = 0.5  # η, the largest low probability; 0: one stage with all tokens
     lopti_stages: Literal["low,high", "high,low", "low", "high"] = "low,high"  # Lopti's, in order
     clip_low: Fraction = 0.2  # ε_low: the clip range of ρ begins at 1 − ε_low
     clip_high: NonNegativeFloat = 0.24  # ε_high: the clip range ends at 1 + ε_high
@@ -73,15 +80,15 @@ class Args(settings.RunArgs):
     max_response_tokens: PositiveInt = 4096  # longer responses are truncated
     overlong_buffer: NonNegativeInt | None = None  # B; None: a fifth of the limit; 0: no shaping
     mask_truncated: bool = False  # leave truncated responses out of the loss
-    max_refills: NonNegativeInt = 10  # times that a step samples more prompts, at most
+    max_refills: NonNegativeInt = 10  # at most so many times, a step samples more prompts
     temperature: Temperature = 0.7  # π is softmax(logits / temperature), in sampling and loss
 
     # ---- optimizer
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · its two matrices' product to a weight
+    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -95,7 +102,7 @@ class Args(settings.RunArgs):
     seed: NonNegativeInt = 0  # seeds the prompt order and the sampling
 
     def check(self):
-        """ValueError, saying what would be right, if two settings do not fit each other."""
+        """Raise ValueError if two settings do not fit each other. flags.check calls it."""
         buffer = self.overlong_buffer or 0
         if buffer > self.max_response_tokens:
             raise ValueError(
@@ -105,8 +112,8 @@ class Args(settings.RunArgs):
             raise ValueError(f"--lopti_stages {self.lopti_stages} has no token at --eta {self.eta}")
 
 
-# What the papers set differently for other tasks: runtime/papers.py. For mathematics, AR-Lopti uses
-# one of the two methods, not both (Table 3). Lopti alone is --alpha 0 --eta 0.5.
+# {task: {setting: value}}: the defaults that --task replaces, by those of the task's own paper. On
+# mathematics the AR-Lopti paper uses either AR or Lopti (Table 3); this is AR.
 TASKS = papers.TASKS | {"math": papers.TASKS["math"] | {"alpha": 0.1, "eta": 0.0}}
 
 # Exit here on --help or a bad flag: importing torch takes seconds. main reads the flags again.
@@ -163,7 +170,7 @@ class Policy(nn.Module):
         Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
         full vocabulary; without with_entropy it is zero.
         """
-        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
             # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
@@ -258,8 +265,9 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
-    when: the step, or "test" in an evaluation. --seed, `when` and the problem make the seed of a
-    request, on any number of processes alike. vLLM derives the seed of each response from that.
+    when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
+    the problem alone. From it, vLLM derives a seed per response. So the number of processes does
+    not matter.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -330,10 +338,10 @@ def to_batch(problems, responses):
 
 
 def is_mixed(scores, args):
-    """Whether the rule gives the responses to a prompt different rewards, [prompts] of bool.
+    """Return whether a group's responses have different rewards from the rule: bool [prompts].
 
-    scores: one per response, a prompt's G in a row. With one response to a prompt there is
-    nothing to compare, and True means that it is kept.
+    scores: one per response; the G scores of a group are consecutive. A group of one response has
+    nothing to compare, and is True, so that it is kept.
     """
     if args.responses_per_prompt == 1:
         return torch.ones(len(scores), dtype=torch.bool)
@@ -343,14 +351,15 @@ def is_mixed(scores, args):
 
 
 def dynamic_sampling(llm, task, train, num_used, step, clock, args):
-    """Samples prompts_per_step prompts, and as many again until that many groups are mixed.
+    """Sample groups until prompts_per_step of them are mixed (see is_mixed).
 
-    At most max_refills times. A group is a prompt's responses; mixed ones have different rewards.
-    Returns the mixed groups as a batch to train on, with their scores, penalties included;
-    what this process has sampled, dropped groups included: vLLM's responses, their problems and
-    scores; the new num_used; and the numbers of groups, as metrics.
+    Each round samples prompts_per_step prompts; there are at most 1 + max_refills rounds. Returns:
+    - batch: the mixed groups, to train on. batch["rewards"] [N, 1] includes the penalties.
+    - responses, problems, scores: all that this process has sampled, dropped groups included.
+    - num_used: the training problems used so far, by all steps.
+    - metrics: the numbers of sampled, dropped and kept groups.
     """
-    mixed = []  # groups of all processes
+    mixed = []  # mixed groups of all processes, for which each process has all tensors
     responses, problems, scores = [], [], []
     num_sampled = 0  # groups of all processes
     bar = GroupsBar(step, args)
@@ -358,7 +367,7 @@ def dynamic_sampling(llm, task, train, num_used, step, clock, args):
         # Take this process's problems, each repeated G times in a row. Every epoch is shuffled
         # anew; leftover problems that do not fill a step are dropped.
         new_problems, num_used = next_problems(train, num_used, args)
-        # A refill has its own seeds, in case the same problem comes twice in a step.
+        # `when` enters the seeds: a refill has its own, in case a problem comes twice in a step.
         when = f"{step}+{refill * args.prompts_per_step}" if refill else step
         batch, new_responses = sample(llm, new_problems, when, args)
         clock.lap("sample")
@@ -383,7 +392,7 @@ def dynamic_sampling(llm, task, train, num_used, step, clock, args):
         "groups_dropped": num_sampled - len(mixed),
         "groups_kept": min(len(mixed), args.prompts_per_step),
     }
-    batch = deal_groups(mixed[: args.prompts_per_step], batch, args)  # this process's share
+    batch = deal_groups(mixed[: args.prompts_per_step], batch, args)  # this process's groups
     return batch, responses, problems, scores, num_used, metrics
 
 
@@ -406,7 +415,7 @@ def sync_weights(policy, llm, args):
 
 
 def overlong_penalty(num_tokens, args):
-    """What is added to the reward of a response: 0 up to L − B tokens, then falling to −1 at L."""
+    """Compute what a response's length adds to its reward: 0 up to L − B tokens, −1 at L."""
     default = args.max_response_tokens // 5
     buffer = default if args.overlong_buffer is None else args.overlong_buffer
     return min(0, args.max_response_tokens - buffer - num_tokens) / max(1, buffer)
@@ -423,7 +432,7 @@ def compute_advantages(scores, batch, args):
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
-        # Rewards that differ by at most 1e-6 of the largest count as equal: that is rounding.
+        # If a group's rewards only differ by rounding (1e-6 of the largest), set all to the first.
         groups = groups.where(~measure.all_equal(groups), groups[:, :1])
         # Subtract the first reward, which cancels in A: then equal rewards have A = 0 exactly,
         # although their mean may be rounded.
@@ -437,9 +446,9 @@ def compute_advantages(scores, batch, args):
 
 
 def ar_weight(old_logp, alpha):
-    """AR: what each token's advantage is multiplied by, α·π_old + 1 − α (eq. 4), [N, T].
+    """Compute AR's factor of each token's advantage, α·π_old + 1 − α (eq. 4): [N, T].
 
-    old_logp [N, T], in nats: recorded before the update, so the weight carries no gradient.
+    old_logp [N, T], in nats, was computed before the update, so the factor carries no gradient.
     """
     return alpha * old_logp.exp() + 1 - alpha
 
@@ -488,9 +497,9 @@ def k3(logp, ref_logp):
 
 
 def minibatches(batch, count):
-    """Yields the batch in `count` equal parts, each of whole groups, in order.
+    """Yield `count` equal parts of the batch, in order. No group is split.
 
-    A part that no mixed group is left for, on any process, makes no update.
+    A part is skipped if it has no mixed group, on any process.
     """
     size = len(batch["ids"]) // count
     for first in range(0, count * size, size):
@@ -500,10 +509,10 @@ def minibatches(batch, count):
 
 
 def in_stage(stage, batch, eta):
-    """Which response tokens a stage of Lopti updates, [N, T] of bool.
+    """Return the response tokens that a stage of Lopti updates: bool [N, T].
 
-    stage: "low", those with π_old ≤ η, or "high", the others. batch: its old_logp and mask are
-    [N, T]. Compared as logarithms, since a tiny π_old would round to 0.
+    stage: "low" for tokens with π_old ≤ η, "high" for the others. The batch's old_logp and mask
+    are [N, T]. Logarithms are compared, because a tiny π_old would round to 0, which is ≤ η = 0.
     """
     log_eta = math.log(eta) if eta > 0 else -math.inf
     is_low = batch["old_logp"] <= log_eta
@@ -511,9 +520,10 @@ def in_stage(stage, batch, eta):
 
 
 def update(policy, optimizer, batch, step, args):
-    """All optimizer updates of a step: in each stage of Lopti, one on each mini-batch.
+    """Make all optimizer updates of a step: in each stage of Lopti, one per mini-batch.
 
-    Returns clip_rate and low_rate (shares of tokens), grad_norm (a mean) and optimizer_steps.
+    Returns metrics: clip_rate and low_rate (fractions of tokens), grad_norm (mean),
+    optimizer_steps (count).
     """
     num_clipped = 0
     grad_norms = []  # one per update
@@ -522,7 +532,7 @@ def update(policy, optimizer, batch, step, args):
         # What the loss needs from the whole mini-batch, on all processes:
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
         minibatch = balance(minibatch, args)  # equal work for all processes
-        # Of this stage; the divisor is of both. The batch keeps its mask.
+        # From here, the mask has this stage's tokens alone; the divisor counts both stages.
         minibatch = {**minibatch, "mask": in_stage(stage, minibatch, args.eta)}
         if all_reduce(minibatch["mask"].sum()) == 0:
             continue  # no optimizer step
@@ -540,7 +550,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the number of clipped tokens and the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
@@ -569,7 +580,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
-@records.task_may_fail
+@records.task_may_fail  # an error of the task ends the run, with a checkpoint
 def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -610,9 +621,10 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
-    # End the run if policy, transformers and vLLM compute different models.
+    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
+    # tokens, after a sync of changed weights.
     same_model.check(policy, llm, sync_weights, train[0], args)
-    sync_weights(policy, llm, args)  # after a resume, vLLM still has the initial weights
+    sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
@@ -624,7 +636,7 @@ def main():
         step += 1
         clock = Clock()  # times each phase
 
-        # Sample and score groups of responses, until enough groups have something to teach.
+        # Sample and score groups of responses, until enough groups have different rewards.
         batch, responses, problems, all_scores, num_used, of_groups = dynamic_sampling(
             llm, task, train, num_used, step, clock, args
         )
@@ -643,7 +655,7 @@ def main():
         # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after
+        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

@@ -1,31 +1,35 @@
 """DPPO: Divergence Proximal Policy Optimization, which bounds π − π_old and not their ratio.
 
 From *Rethinking the Trust Region in LLM Reinforcement Learning* (Qi et al. 2026, arXiv 2602.04879).
-The clip of grpo.py bounds ρ = π/π_old. A token that goes from 0.001 to 0.002 has ρ = 2 and is cut
-off, although hardly any probability has moved. A token that goes from 0.99 to 0.80 has ρ = 0.81 and
-is kept, although a fifth of the probability has moved. DPPO cuts off a token once its own
-probability has moved by more than δ in the direction of A:
+The clip of grpo.py bounds ρ = π/π_old. A token that goes from 0.001 to 0.002 has ρ = 2 and is
+clipped, although hardly any probability has moved. A token that goes from 0.99 to 0.80 has ρ = 0.81
+and is not clipped, although a fifth of the probability has moved. DPPO takes away a token's
+gradient once its own probability has moved by more than δ in the direction of A. Maximise, over all
+responses o_i of a mini-batch and all their tokens o_it,
 
-    J = 1/Σ_i|o_i| · Σ_i Σ_t M · sg[min(ρ, 20)] · A · log π(o_it)                 sg: a constant
+    J = 1/Σ_i|o_i| · Σ_i Σ_t M · sg[min(ρ, 20)] · A · log π(o_it)
 
     M = 1 if A > 0 and π − π_old ≤ δ, or A < 0 and π − π_old ≥ −δ; else 0
+    ρ  = π(o_it) / π_old(o_it)         π_old: the policy before this step's updates
+    A  = (r_i − mean) / (std + 1e-6)   the reward r_i, normalised in its group
+    sg[…]                              without gradient, like a constant
 
-with ρ and A as in grpo.py. |π − π_old| is the total variation (TV) between the two distributions
-over the two events "this token" and "any other". `--divergence kl` takes their Kullback-Leibler
-divergence instead, D = KL((π_old, 1 − π_old) ‖ (π, 1 − π)): then M is 1 if D ≤ δ, or if the token
-has moved against the direction of A, so that an update brings it back.
+|π − π_old| is the total variation (TV) between the two distributions over the two events "this
+token" and "any other". `--divergence kl` takes their Kullback-Leibler divergence instead, D =
+KL((π_old, 1 − π_old) ‖ (π, 1 − π)): then M is 1 if D ≤ δ, or if the token has moved against the
+direction of A, so that an update brings it back.
 
 Which tokens each method holds back, at ε 0.2/0.24 and δ 0.15:
 - grpo.py: in ratio. A low-probability token (π_old 0.01) may rise to 0.0124 only; a
   high-probability one (0.9) may fall to 0.72.
 - dppo.py: in probability. The low-probability token may rise to 0.16, the high-probability one fall
   to 0.75.
-- grpo_ar_lopti.py: AR weighs the low-probability token down, in proportion to π_old; Lopti moves it
+- grpo_ar_lopti.py: AR weighs the low-probability token down, depending on π_old; Lopti moves it
   first, before the others. The clip is grpo.py's.
 - acpo.py: in ratio, with a wider range where ρ spreads more, which is at low-probability tokens.
 
 What differs from grpo.py: --divergence and --delta instead of --clip_low and --clip_high;
-policy_loss; the default of --kl_coef. clip_rate is the share of tokens with M = 0.
+policy_loss; the default of --kl_coef. clip_rate is the fraction of tokens with M = 0.
 
 Where this file deviates from the paper and its release (sail-sg/Stable-RL; also in verl), and why:
 - π_old is the trainer's probability before the step's updates, as in all files here. The authors
@@ -33,12 +37,12 @@ Where this file deviates from the paper and its release (sail-sg/Stable-RL; also
   between the two programs.
 - Only the binary approximation is here. The paper also has one over the K most probable tokens.
 - δ is 0.15 for TV and 0.05 for KL, as in verl's example (examples/dppo_trainer), which makes 8
-  updates a step. ρ is at most 20, as in verl if clip_ratio_c is not set; verl sets it to 3, that
+  updates per step. ρ is at most 20, as in verl if clip_ratio_c is not set; verl sets it to 3, that
   example to 10,000, and Stable-RL has 10.
 - A and the divisor are grpo.py's. verl's example has dr_grpo.py's.
 - All deviations of grpo.py, except that there is no dual clip to leave out.
 
-Command (one 80 GB GPU; `torchrun --nproc-per-node 4 dppo.py …` for four): off policy, where trust
+Command (one 80 GB GPU; `torchrun --nproc-per-node 4 dppo.py …` for four): off-policy, where trust
 regions matter, then near on-policy
     python dppo.py --updates_per_step 16
     python dppo.py
@@ -67,7 +71,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -75,9 +79,9 @@ class Args(settings.RunArgs):
     """
 
     # ---- objective
-    divergence: Literal["tv", "kl"] = "tv"  # of π from π_old: total variation, or Kullback-Leibler
+    divergence: Literal["tv", "kl"] = "tv"  # of π and π_old: total variation, or Kullback-Leibler
     delta: PositiveFloat | None = None  # δ, the region's radius; None: tv 0.15, kl 0.05
-    kl_coef: NonNegativeFloat = 0.0  # β, weight of the KL term; 0: no reference model is loaded
+    kl_coef: NonNegativeFloat = 0.0  # β, the weight of the KL term; 0 loads no reference model
     updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
 
     # ---- problems
@@ -95,8 +99,8 @@ class Args(settings.RunArgs):
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · its two matrices' product to a weight
+    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -165,7 +169,7 @@ class Policy(nn.Module):
         Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
         full vocabulary; without with_entropy it is zero.
         """
-        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
             # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
@@ -260,8 +264,9 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
-    when: the step, or "test" in an evaluation. --seed, `when` and the problem make the seed of a
-    request, on any number of processes alike. vLLM derives the seed of each response from that.
+    when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
+    the problem alone. From it, vLLM derives a seed per response. So the number of processes does
+    not matter.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -360,7 +365,7 @@ def compute_advantages(scores, batch, args):
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
-        # Rewards that differ by at most 1e-6 of the largest count as equal: that is rounding.
+        # If a group's rewards only differ by rounding (1e-6 of the largest), set all to the first.
         groups = groups.where(~measure.all_equal(groups), groups[:, :1])
         # Subtract the first reward, which cancels in A: then equal rewards have A = 0 exactly,
         # although their mean may be rounded.
@@ -376,12 +381,12 @@ def compute_advantages(scores, batch, args):
 # --------------------------------------------------------------------------------------------- loss
 
 
-# With M = 1 a token's weight is ρ, but never more than this.
+# The largest weight ρ of a token.
 LARGEST_RATIO = 20
 
 
 def outside_region(logp, old_logp, advantages, args):
-    """Where M is 0, a bool [N, T]: π has left the region about π_old, in the direction of A.
+    """Return the tokens with M = 0, bool [N, T]: π has moved beyond δ in the direction of A.
 
     logp, old_logp, advantages: [N, T]. Nothing here carries a gradient.
     """
@@ -393,7 +398,7 @@ def outside_region(logp, old_logp, advantages, args):
         too_low = prob - old_prob < -delta
     else:
         delta = args.delta or 0.05
-        # 1 − π of a token that is certain is 0, or less by rounding: its logarithm must be finite.
+        # If a token is certain, 1 − π is 0, or less by rounding. Its logarithm must be finite.
         other = (1 - prob).clamp(min=1e-8)
         old_other = (1 - old_prob).clamp(min=1e-8)
         of_token = old_prob * (old_logp - logp)
@@ -405,7 +410,7 @@ def outside_region(logp, old_logp, advantages, args):
 
 
 def policy_loss(logp, batch, divisor, args):
-    """One micro-batch's part of −J, and how many of its tokens are outside the region.
+    """Compute one micro-batch's part of −J and the number of its tokens with M = 0.
 
     logp [N, T] carries the gradient; the batch's old_logp, ref_logp, advantages and mask are [N, T]
     too. divisor: Σ|o_i| of J, the response tokens of the whole mini-batch on all processes, so that
@@ -449,7 +454,7 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns metrics: clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (a number).
+    Returns metrics: clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (count).
     """
     num_clipped = 0
     grad_norms = []  # one per update
@@ -470,7 +475,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the number of clipped tokens and the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
@@ -499,7 +505,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
-@records.task_may_fail
+@records.task_may_fail  # an error of the task ends the run, with a checkpoint
 def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -540,9 +546,10 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
-    # End the run if policy, transformers and vLLM compute different models.
+    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
+    # tokens, after a sync of changed weights.
     same_model.check(policy, llm, sync_weights, train[0], args)
-    sync_weights(policy, llm, args)  # after a resume, vLLM still has the initial weights
+    sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
@@ -579,7 +586,7 @@ def main():
         # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after
+        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

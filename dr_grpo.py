@@ -5,18 +5,18 @@ From *Understanding R1-Zero-Like Training: A Critical Perspective* (Liu et al. 2
 gives more weight to prompts that are nearly always or nearly never solved. The division by the
 number of tokens gives less weight to each token of a long response. GRPO as first published divides
 by the tokens of the one response, so a wrong response is punished less if it is longer. "Dr." is
-for "done right". Without both divisions, maximise
+for "done right". Without both divisions, maximise, over the responses o_i of a mini-batch and their
+tokens o_it,
 
     J = 1/(n·L) · Σ_i Σ_t min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A]
 
+    ρ = π(o_it) / π_old(o_it)    π_old: the policy before this step's updates
     A = r_i − mean               of the group, in units of the reward
     n                            responses of the mini-batch
     L = max_response_tokens      a constant, whatever the lengths that came out
 
-with ρ as in grpo.py. A constant only scales the gradient. With this one J is a mean over tokens
-times (mean length)/L.
-
-A is rloo.py's times (G − 1)/G: the group's mean contains the response itself, which makes all
+A constant only scales the gradient. With this one, J is a mean over tokens times (mean length)/L. A
+is rloo.py's times (G − 1)/G: the group's mean contains the response itself, which makes all
 advantages smaller by the same factor.
 
 What differs from grpo.py: compute_advantages; the divisor in update; the default of --kl_coef.
@@ -25,7 +25,7 @@ A mini-batch of longer responses still has a smaller weight per token.
 
 Where this file deviates from the paper and its release (sail-sg/understand-r1-zero), and why:
 - With the same advantages the gradient is smaller than grpo.py's by the ratio of the mean length to
-  L. AdamW divides by the gradient's own size, so its steps hardly change; but max_grad_norm binds
+  L. AdamW divides by the gradient's own size, so its steps hardly change; but max_grad_norm applies
   less often.
 - ε is grpo.py's 0.2/0.24; Liu et al. have 0.2 for both.
 - `--kl_coef` above 0 adds the KL term, with the same divisor; by default there is none, as there.
@@ -58,7 +58,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -68,7 +68,7 @@ class Args(settings.RunArgs):
     # ---- objective
     clip_low: Fraction = 0.2  # ε_low: the clip range of ρ begins at 1 − ε_low
     clip_high: NonNegativeFloat = 0.24  # ε_high: the clip range ends at 1 + ε_high
-    kl_coef: NonNegativeFloat = 0.0  # β, weight of the KL term; 0: no reference model is loaded
+    kl_coef: NonNegativeFloat = 0.0  # β, the weight of the KL term; 0 loads no reference model
     updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
 
     # ---- problems
@@ -86,8 +86,8 @@ class Args(settings.RunArgs):
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · its two matrices' product to a weight
+    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -156,7 +156,7 @@ class Policy(nn.Module):
         Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
         full vocabulary; without with_entropy it is zero.
         """
-        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
             # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
@@ -251,8 +251,9 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
-    when: the step, or "test" in an evaluation. --seed, `when` and the problem make the seed of a
-    request, on any number of processes alike. vLLM derives the seed of each response from that.
+    when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
+    the problem alone. From it, vLLM derives a seed per response. So the number of processes does
+    not matter.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -341,14 +342,14 @@ def sync_weights(policy, llm, args):
 
 
 def compute_advantages(scores, batch, args):
-    """Advantage of every response token, [N, T]: the reward minus the mean of its group.
+    """Compute the advantage of every response token: the reward minus the mean of its group.
 
     scores: one per response; the G responses to a prompt are consecutive.
-    response tokens; the advantage is zero elsewhere, and for a group of one response.
+    Returns [N, T], zero outside the batch's mask (response tokens) and in groups of one response.
     """
     rewards = torch.tensor([s["reward"] for s in scores])  # [N]
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
-    # Subtracting the first reward changes no advantage, but equal rewards give exactly 0.
+    # Subtract the first reward, which cancels in A: then equal rewards have A = 0 exactly.
     groups = groups - groups[:, :1]
     advantages = groups - groups.mean(1, keepdim=True)
     advantages = advantages.reshape(-1, 1)  # [N, 1]
@@ -409,7 +410,7 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns metrics: clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (a number).
+    Returns metrics: clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (count).
     """
     num_clipped = 0
     grad_norms = []  # one per update
@@ -430,7 +431,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the number of clipped tokens and the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
@@ -459,7 +461,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
-@records.task_may_fail
+@records.task_may_fail  # an error of the task ends the run, with a checkpoint
 def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -500,9 +502,10 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
-    # End the run if policy, transformers and vLLM compute different models.
+    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
+    # tokens, after a sync of changed weights.
     same_model.check(policy, llm, sync_weights, train[0], args)
-    sync_weights(policy, llm, args)  # after a resume, vLLM still has the initial weights
+    sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
@@ -539,7 +542,7 @@ def main():
         # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after
+        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

@@ -2,23 +2,29 @@
 
 From *Beyond the 80/20 Rule: High-Entropy Minority Tokens Drive Effective Reinforcement Learning*
 (Wang et al. 2025, arXiv 2506.01939). At most tokens the policy is sure what comes next. The rule
-trains only the tokens at which the policy is least sure, with the objective of grpo.py:
+only trains the tokens at which the policy is least sure. Maximise, over all responses o_i of a
+mini-batch and all their tokens o_it,
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t 1[H ≥ τ] · { min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A] − β·k3 }
 
-    H  entropy of the current policy's distribution for o_it, in nats, at the sampling temperature
-    τ  the ⌈entropy_top·n⌉-th largest H of the mini-batch's n response tokens
+    ρ  = π(o_it) / π_old(o_it)         π_old: the policy before this step's updates
+    A  = (r_i − mean) / (std + 1e-6)   the reward r_i, normalised in its group
+    k3 = π_ref/π − log(π_ref/π) − 1    estimate of KL(π ‖ π_ref); π_ref: the initial model
+    H                                  entropy of the current policy's distribution for o_it, in
+                                       nats, at the sampling temperature
+    τ                                  the ⌈entropy_top·n⌉-th largest H of the mini-batch's n
+                                       response tokens
 
 What differs from grpo.py: --entropy_top; entropy_threshold; the narrower mask in update, and its
 two metrics. H is computed anew for each update: at a step's first update the policy is still the
-one that sampled, and each later update makes one more forward pass. `--entropy_top 1` is grpo.py to
-the last bit.
+one that sampled, and each later update makes one more forward pass. `--entropy_top 1` is grpo.py,
+bitwise.
 
-Wang et al. and the AR-Lopti paper use the rule on DAPO, with dynamic sampling and, in Wang et al.,
-overlong shaping and no KL term; here it stands on GRPO, so that the diff is the rule. Wang et al.
-have 512 prompts × 16 responses, 16 updates a step, ε 0.2/0.28 and 20480 tokens. The AR-Lopti paper
-(Appendix E, fig. 19) tries the rule on K&K with 2, 4, 8 and 16 updates a step, and finds it to help
-with 16 only.
+Wang et al. and the AR-Lopti paper (arXiv 2505.12929) use the rule on DAPO, with dynamic sampling
+and, in Wang et al., overlong shaping and no KL term. Here it is on GRPO, so that the diff is the
+rule. Wang et al. have 512 prompts × 16 responses, 16 updates per step, ε 0.2/0.28 and 20480 tokens.
+The AR-Lopti paper (Appendix E, fig. 19) tries the rule on K&K with 2, 4, 8 and 16 updates per step.
+It only helps with 16.
 
 Where this file deviates from the rule's release (Shenzhi-Wang/Beyond-the-80-20-Rule-RLVR) and from
 ACPO's (Control-derek/ACPO), which has the rule as an option, and why:
@@ -61,7 +67,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -69,7 +75,7 @@ class Args(settings.RunArgs):
     """
 
     # ---- objective
-    entropy_top: PositiveFraction = 0.2  # share of tokens in the loss, by highest entropy
+    entropy_top: PositiveFraction = 0.2  # fraction of tokens in the loss: those of highest entropy
     clip_low: Fraction = 0.2  # ε_low: the clip range of ρ begins at 1 − ε_low
     clip_high: NonNegativeFloat = 0.24  # ε_high: the clip range ends at 1 + ε_high
     kl_coef: NonNegativeFloat = 0.001  # β, the weight of the KL term; 0 loads no reference model
@@ -90,8 +96,8 @@ class Args(settings.RunArgs):
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · its two matrices' product to a weight
+    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -161,7 +167,7 @@ class Policy(nn.Module):
         Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
         full vocabulary; without with_entropy it is zero.
         """
-        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
             # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
@@ -256,8 +262,9 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
-    when: the step, or "test" in an evaluation. --seed, `when` and the problem make the seed of a
-    request, on any number of processes alike. vLLM derives the seed of each response from that.
+    when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
+    the problem alone. From it, vLLM derives a seed per response. So the number of processes does
+    not matter.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -356,7 +363,7 @@ def compute_advantages(scores, batch, args):
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
-        # Rewards that differ by at most 1e-6 of the largest count as equal: that is rounding.
+        # If a group's rewards only differ by rounding (1e-6 of the largest), set all to the first.
         groups = groups.where(~measure.all_equal(groups), groups[:, :1])
         # Subtract the first reward, which cancels in A: then equal rewards have A = 0 exactly,
         # although their mean may be rounded.
@@ -420,9 +427,9 @@ def minibatches(batch, count):
 
 
 def entropy_threshold(minibatch, args):
-    """τ, the entropy from which on a token is in the loss: the k-th largest, k = ⌈entropy_top·n⌉.
+    """Compute τ, in nats: the ⌈entropy_top·n⌉-th largest entropy of n response tokens.
 
-    minibatch: this process's share, with entropy and mask [N, T]. n: response tokens of all
+    minibatch: this process's rows, with entropy and mask [N, T]; n counts the tokens of all
     processes.
     """
     mine = minibatch["entropy"][minibatch["mask"]]
@@ -434,8 +441,8 @@ def entropy_threshold(minibatch, args):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns clip_rate (a share of tokens), grad_norm (a mean) and optimizer_steps; top_rate, the
-    share of tokens in the loss; and entropy_threshold, the mean of the updates' τ in nats.
+    Returns metrics: clip_rate and top_rate (fractions of tokens: clipped, in the loss), grad_norm
+    (mean), optimizer_steps (count), and entropy_threshold (mean of the updates' τ, in nats).
     """
     num_top = 0
     thresholds = []
@@ -445,10 +452,10 @@ def update(policy, optimizer, batch, step, args):
         # What the loss needs from the whole mini-batch, on all processes:
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
         minibatch = balance(minibatch, args)  # equal work for all processes
-        if grad_norms:  # the policy has moved since the batch's entropy was taken
+        if grad_norms:  # the policy has moved since the batch's entropy was computed
             _, minibatch["entropy"] = log_probs(policy, minibatch, args)
         thresholds.append(entropy_threshold(minibatch, args))
-        is_below = minibatch["entropy"] < thresholds[-1]  # False for NaN: the loss must tell of it
+        is_below = minibatch["entropy"] < thresholds[-1]  # False for NaN: the loss must be NaN, too
         minibatch["mask"] = minibatch["mask"] & ~is_below
         num_top += minibatch["mask"].sum()
 
@@ -466,7 +473,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the number of clipped tokens and the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
@@ -495,7 +503,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
-@records.task_may_fail
+@records.task_may_fail  # an error of the task ends the run, with a checkpoint
 def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -536,9 +544,10 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
-    # End the run if policy, transformers and vLLM compute different models.
+    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
+    # tokens, after a sync of changed weights.
     same_model.check(policy, llm, sync_weights, train[0], args)
-    sync_weights(policy, llm, args)  # after a resume, vLLM still has the initial weights
+    sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
@@ -575,7 +584,7 @@ def main():
         # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after
+        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

@@ -3,15 +3,20 @@
 From *GDPO: Group reward-Decoupled Normalization Policy Optimization for Multi-reward RL
 Optimization* (Liu et al. 2026, arXiv 2601.05242). The reward of many tasks is a sum of parts:
 Knights & Knaves (K&K) rewards the form of a response and its answer. GRPO adds the parts up and
-normalises the sum. Then the part that varies most rules the advantage, and responses with different
-parts but equal sums get the same advantage. GDPO normalises first and adds up afterwards:
+normalises the sum. Then the part that varies most dominates the advantage, and responses with
+different parts but equal sums get the same advantage. GDPO normalises first and adds up afterwards.
+Maximise, over all responses o_i of a mini-batch and all their tokens o_it,
 
-    A_n = (r_n − mean) / (std + 1e-6)      part n of the reward, normalised in its group
-    S   = Σ_n A_n                          so each part has the same weight
-    A   = (S − mean) / (std + 1e-6)        normalised over all responses of the step
+    J = 1/Σ_i|o_i| · Σ_i Σ_t { min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A] − β·k3 }
+
+    A_n = (r_n − mean) / (std + 1e-6)  part n of the reward of o_i, normalised in its group
+    S   = Σ_n A_n                      so each part has the same weight
+    A   = (S − mean) / (std + 1e-6)    normalised over all responses of the step
+    ρ   = π(o_it) / π_old(o_it)        π_old: the policy before this step's updates
+    k3  = π_ref/π − log(π_ref/π) − 1   estimate of KL(π ‖ π_ref); π_ref: the initial model
 
 The second normalisation keeps the size of A the same for any number of parts. A part that is equal
-in a whole group gives 0, and so do sums S that are equal in the whole step. J is grpo.py's.
+in a whole group gives 0, and so do sums S that are equal in the whole step.
 
 What differs from grpo.py
 - compute_advantages takes [N, parts] instead of [N].
@@ -22,11 +27,11 @@ same parts. If it names none, the reward is the only part, and A is GRPO's advan
 standard deviation over the step.
 
 Where this file deviates from the paper and its releases:
-- Weights of parts. The paper can weigh the A_n. Here each has weight 1; a task can repeat a part.
+- Weights of parts. The paper can weight the A_n. Here each has weight 1; a task can repeat a part.
 - Mean over responses. The second mean and standard deviation are over responses, as in the paper.
   verl takes them over tokens.
 - ε is 1e-6, as in grpo.py and verl. TRL has 1e-4.
-- Everything else is as in grpo.py, whose docstring gives the settings and their sources.
+- Settings and other deviations are grpo.py's.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 gdpo.py` for four):
     python gdpo.py
@@ -55,7 +60,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -83,8 +88,8 @@ class Args(settings.RunArgs):
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · its two matrices' product to a weight
+    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -153,7 +158,7 @@ class Policy(nn.Module):
         Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
         full vocabulary; without with_entropy it is zero.
         """
-        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
             # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
@@ -248,8 +253,9 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
-    when: the step, or "test" in an evaluation. --seed, `when` and the problem make the seed of a
-    request, on any number of processes alike. vLLM derives the seed of each response from that.
+    when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
+    the problem alone. From it, vLLM derives a seed per response. So the number of processes does
+    not matter.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -338,17 +344,17 @@ def sync_weights(policy, llm, args):
 
 
 def compute_advantages(scores, batch, args):
-    """Advantage of every response token, [N, T]: its parts, normalised in their groups and summed.
+    """Compute the advantage of every response token: reward parts, normalised in groups and summed.
 
-    scores: one per response; the G responses to a prompt are consecutive. The batch's mask [N, T]
-    is True on response tokens; the advantage is zero elsewhere. In a group of one response,
+    scores: one per response; the G responses to a prompt are consecutive.
+    Returns [N, T], zero outside the batch's mask (response tokens). In a group of one response,
     the mean is set to 0 and the standard deviation to 1, as in the library verl.
     """
     rewards = torch.tensor(parts_of(scores, args.task))  # [N, parts]
     groups = rewards.view(-1, args.responses_per_prompt, rewards.shape[-1])  # [prompts, G, parts]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
-        # Rewards that differ by at most 1e-6 of the largest count as equal: that is rounding.
+        # If a group's rewards only differ by rounding (1e-6 of the largest), set all to the first.
         groups = groups.where(~measure.all_equal(groups), groups[:, :1])
         # Subtract the first reward, which cancels in A: then equal rewards have A = 0 exactly,
         # although their mean may be rounded.
@@ -358,7 +364,8 @@ def compute_advantages(scores, batch, args):
     parts = (groups - mean) / (std + 1e-6)  # A_n
     sums = parts.sum(-1)  # [prompts, G]: each part has the same weight
     of_step = torch.tensor(gather(sums.flatten().tolist()))  # the sums of all processes
-    # Equal sums, as of parts that cancel, give 0, and not a rounding error over a rounding error.
+    # If all sums are equal, up to rounding (parts may cancel), A is 0. Otherwise a rounding error
+    # would be divided by another one.
     advantages = torch.zeros_like(sums)
     largest = max(gather([parts.abs().sum(-1).max().item()]))  # how large a sum could be
     if of_step.max() - of_step.min() > 1e-5 * largest:
@@ -421,7 +428,7 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns metrics: clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (a number).
+    Returns metrics: clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (count).
     """
     num_clipped = 0
     grad_norms = []  # one per update
@@ -442,7 +449,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the number of clipped tokens and the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
@@ -471,7 +479,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
-@records.task_may_fail
+@records.task_may_fail  # an error of the task ends the run, with a checkpoint
 def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -512,9 +520,10 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
-    # End the run if policy, transformers and vLLM compute different models.
+    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
+    # tokens, after a sync of changed weights.
     same_model.check(policy, llm, sync_weights, train[0], args)
-    sync_weights(policy, llm, args)  # after a resume, vLLM still has the initial weights
+    sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
@@ -551,7 +560,7 @@ def main():
         # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after
+        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

@@ -1,44 +1,51 @@
 """GiGPO: each turn of a conversation gets an advantage of its own, from turns with an equal state.
 
-Group-in-Group Policy Optimization (arXiv 2505.10978; release: langfengQ/verl-agent). In
+From *Group-in-Group Policy Optimization* (arXiv 2505.10978; release: langfengQ/verl-agent). In
 grpo_multi_turn.py all turns of a conversation share one advantage, so a good turn before a bad one
 is punished with it. GiGPO looks for turns that began in the same state, an anchor state: a square
 of a maze, or the range in which a number still can be. What came after such turns shows which of
-them was better. No critic is trained, and nothing more is sampled.
+them was better. No critic is trained, and nothing more is sampled. Maximise, over conversations o_i
+and the tokens o_it that the model wrote in them,
 
-J is grpo_multi_turn.py's, with another advantage for each turn k of conversation i:
+    J = 1/Σ_i|o_i| · Σ_i Σ_t { min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A] − β·k3 }
 
-    A_i,k = A_episode,i + ω · A_turn,i,k                            (eq. 8)
+    ρ  = π(o_it) / π_old(o_it)           π_old: the policy before this step's updates
+    k3 = π_ref/π − log(π_ref/π) − 1      estimate of KL(π ‖ π_ref); π_ref: the initial model
+
+and, for turn k of conversation i,
+
+    A = A_episode,i + ω · A_turn,i,k                                (eq. 8)
     R_i,k = r_i,k + γ · R_i,k+1                                     (eq. 5: the return of turn k)
     A_turn,i,k = (R_i,k − mean) / (std + 1e-6)                      (eqs. 6 and 7)
 
-A_episode is GRPO's advantage of the conversation. Mean and standard deviation are over the returns
-of all turns that began in the same state, in the group or, with --anchors step, in the whole step.
-A turn alone in its state has A_turn 0. r_i,k is the reward of turn k: a task may have parts of its
-reward per turn (rewards/__init__.py), and the rest of the reward belongs to the last turn.
+A_episode is GRPO's advantage: the conversation's reward, normalised in its group. A_turn has mean
+and standard deviation of the returns of all turns that began in the same state, in the group or,
+with --anchors step, in the whole step. A turn alone in its state has A_turn 0. r_i,k is the reward
+of turn k: a task may give parts of its reward to turns (rewards/__init__.py), and the rest of the
+reward belongs to the last turn.
 
 What differs from grpo_multi_turn.py
-- converse asks the task for its state before each turn. A task without state() has the problem and
-  all turns so far as its state: only conversations that began alike are compared.
-- turn_advantages computes A_turn, and main adds it.
+- converse asks the task for its state before each turn. For a task without state(), the problem and
+  all turns so far are the state: only conversations that began alike are compared.
+- turn_advantages computes A_turn, and compute_advantages adds it.
 - --omega, --episode_weight, --gamma, --anchors, --turn_std. With ω = 0 this file is
-  grpo_multi_turn.py, to the last bit.
+  grpo_multi_turn.py, bitwise.
 
 Deviations from the paper
-- --anchors step. The paper compares turns within a group, which has one problem. But what the
-  player knows can be equal in several problems: see docs/algorithms/gigpo.md.
+- --anchors step. The paper compares turns within a group, which has one problem. But the player may
+  know the same in several problems: see docs/algorithms/gigpo.md.
 - --episode_weight. The paper has A_episode alone and A_turn alone in its ablation, and no weight.
-- F_norm, the divisor, is the standard deviation or 1 in the paper. Here --turn_std chooses it for
+- F_norm, the divisor, is the standard deviation or 1 in the paper. Here --turn_std selects it for
   A_turn; A_episode always has the standard deviation, as in grpo.py.
 - The paper averages over conversations and turns, and has a ratio per turn. J is a mean over tokens
   with a ratio per token, as in grpo.py. The paper calls a turn a step, A_episode A^E, A_turn A^S.
 
 Deviations from the release
-- Each of its turns is a row with a prompt of its own, made of the last observations. Here a
-  conversation is one row, and a turn reads all that came before it.
+- Each turn is a row of its own, whose prompt has the last observations. Here a conversation is one
+  row, and a turn reads all that came before it.
 - Its A_episode is normalised over the group's turns, so that long conversations count more often.
 - Its default divisor is 1, for both advantages. Its state is the text of the observation, and it
-  can also compare texts that are only similar. It has a penalty for actions that are not valid.
+  can also compare texts that are only similar. It penalises invalid actions.
 
 The settings are grpo_multi_turn.py's, with ω = 1 and γ = 0.95 as in the paper.
 
@@ -69,7 +76,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -97,10 +104,10 @@ class Args(settings.RunArgs):
     # ---- sampling
     prompts_per_step: PositiveInt = 64  # a multiple of updates_per_step × processes (one per GPU)
     responses_per_prompt: GroupSize = 8  # G, the group size: responses to each prompt
-    max_response_tokens: PositiveInt = 4096  # of a whole conversation: turns and replies
+    max_response_tokens: PositiveInt = 4096  # per conversation, replies included
     max_turns: PositiveInt = 4  # the model's turns in a conversation; a task's TURNS replaces it
-    max_reply_tokens: PositiveInt = 1024  # a longer reply of the task is cut
-    tool_timeout: PositiveFloat = 10.0  # seconds for a call; then its reply is an error
+    max_reply_tokens: PositiveInt = 1024  # longer replies of the task are truncated
+    tool_timeout: PositiveFloat = 10.0  # seconds per tool call; then its reply is an error
     tool_parser: str = "auto"  # vLLM's parser for calls of TOOLS; auto: by the chat template
     temperature: Temperature = 0.7  # π is softmax(logits / temperature), in sampling and loss
 
@@ -108,8 +115,8 @@ class Args(settings.RunArgs):
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · its two matrices' product to a weight
+    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -179,7 +186,7 @@ class Policy(nn.Module):
         Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
         full vocabulary; without with_entropy it is zero.
         """
-        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
             # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
@@ -272,16 +279,17 @@ def load_sampler(args):
 
 
 def generate(llm, problems, when, args, n, **sampling_params):
-    """Hold n conversations about each problem, in order."""
+    """Play n conversations about each problem: see converse."""
     return converse(llm, find_task(args.task), problems, when, args, n, **sampling_params)
 
 
 def generate_turn(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
-    when: the step, or "test" in an evaluation. --seed, `when` and the problem make the seed of a
-    request, on any number of processes alike. vLLM derives the seed of each response from that.
-    A problem's num_used is the number of tokens that its conversation already has.
+    when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
+    the problem alone. From it, vLLM derives a seed per response. So the number of processes does
+    not matter.
+    A problem's num_used is the number of tokens in its conversation so far.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -310,29 +318,29 @@ def generate_turn(llm, problems, when, args, **sampling_params):
 
 
 class Conversation:
-    """The model's turns and the task's replies about a problem, as texts and token by token."""
+    """The model's turns and the task's replies about one problem, as texts and as tokens."""
 
     def __init__(self, problem, row, side):
         self.problem = problem
-        self.side = side  # the task's: its state, if it has one, and counts of its calls
+        self.side = side  # the task's side: its state, if it has one; counts of calls and errors
         self.row = row  # among the G conversations about this problem
         self.turns = []  # the texts of the model's turns
-        self.states = []  # the task's state at the beginning of each of them
-        self.lengths = []  # the number of tokens of each of them
+        self.states = []  # the task's state at the beginning of each turn
+        self.lengths = []  # the number of tokens of each turn
         self.replies = []  # the texts of the task's replies
         self.ids = []  # all tokens after the prompt
-        self.is_own = []  # for each of them: True if the model wrote it
-        self.logp = []  # the sampler's log-probability of each; 0 in replies
-        self.finish_reason = None  # of the last turn; "length" if the conversation was cut off
+        self.is_own = []  # for each token: True if the model wrote it
+        self.logp = []  # for each token: vLLM's log-probability; 0 in replies
+        self.finish_reason = None  # of the last turn; "length" if the conversation is truncated
 
     @property
     def text(self):
-        """The last turn, which most tasks score."""
+        """Return the last turn, which most tasks score."""
         return self.turns[-1]
 
     @property
     def token_ids(self):
-        """The tokens that the model wrote."""
+        """Return the tokens that the model wrote."""
         return [token for token, own in zip(self.ids, self.is_own) if own]
 
     def add_turn(self, response):
@@ -350,7 +358,7 @@ class Conversation:
         self.logp += [0.0] * len(ids)
 
     def to_go_on(self):
-        """What the next turn needs. The prompt is all tokens so far, as they are."""
+        """Return what generate needs for the next turn. Its prompt is all tokens so far."""
         return {
             "prompt_ids": self.problem["prompt_ids"] + self.ids,
             "num_used": len(self.ids),
@@ -359,19 +367,19 @@ class Conversation:
 
 
 def converse(llm, task, problems, when, args, n, **sampling_params):
-    """n conversations about each problem, in order.
+    """Play n conversations about each problem. Returns them in the order of the problems.
 
-    Processes do not wait for each other here, so their conversations may differ in length.
+    Processes do not wait for each other here, so their numbers of turns may differ.
     """
     conversations = []
     for problem in problems:
         for row in range(n):
             seed = engine.request_seed(args.seed, f"{when}, task", f"{problem['id']}/{row}")
             conversations.append(Conversation(problem, row, tools.Side(task, problem, seed)))
-    # Once for all turns: a turn finds the keys and values of those before it.
+    # Empty the cache once, not per turn: a turn reuses keys and values of the turns before it.
     engine.empty_prefix_cache(llm)  # older weights computed its keys and values
-    sampling_params["logprobs"] = 0  # log-probabilities of the sampled tokens alone
-    sampling_params["flat_logprobs"] = True  # as a plain list of numbers, which is fast
+    sampling_params["logprobs"] = 0  # return log π of each sampled token, and of 0 others
+    sampling_params["flat_logprobs"] = True  # fast: response.logprobs.logprobs is a plain list
     asked = [{**problem, "num_used": 0} for problem in problems]
     turns = generate_turn(llm, asked, when, args, n=n, **sampling_params)
     going_on = conversations
@@ -389,16 +397,16 @@ def converse(llm, task, problems, when, args, n, **sampling_params):
 
 
 def add_replies(conversations, task, tokenizer, args):
-    """Add the task's reply to each conversation. Returns those that go on."""
-    # Without those whose last turn was cut off.
+    """Add the task's reply to each conversation. Returns the conversations that continue."""
+    # A truncated turn ends its conversation, without a reply.
     asked = [one for one in conversations if one.finish_reason != "length"]
     going_on = []
-    # All calls of tools run side by side. A reply is None if the conversation is over, a text, or a
-    # list of texts, one per call of a tool.
+    # All tool calls run at once, also those of a last turn: only the task knows whether it is over.
+    # A reply is None if it is; otherwise a text, or a list of texts, one per tool call.
     for one, reply in zip(asked, tools.replies(task, asked, tokenizer, args)):
         if reply is None:
             continue
-        one.finish_reason = "length"  # unless the reply fits
+        one.finish_reason = "length"  # truncated, unless another turn and the reply fit
         if len(one.turns) == args.max_turns:
             continue
         how = args.chat_template, args.template_options
@@ -429,11 +437,11 @@ def sample(llm, problems, step, args):
 
 
 def to_batch(problems, conversations):
-    """Prompts and conversations as tensors, a row for each of the N conversations.
+    """Convert prompts and conversations to tensors, one row per conversation.
 
-    ids [N, T]: prompt, turns and replies, padded with zeros on the right. mask [N, T]: True on the
-    model's own tokens, end tokens included. sampler_logp [N, T]: the sampler's own
-    log-probabilities.
+    ids [N, T]: prompt, turns and replies, padded with zeros on the right.
+    mask [N, T]: True on the tokens that the model wrote, EOS tokens included.
+    sampler_logp [N, T]: vLLM's own log-probabilities.
     """
     prompts = [problem["prompt_ids"] for problem in problems]
     rows = list(zip(prompts, conversations))
@@ -446,8 +454,8 @@ def to_batch(problems, conversations):
         end = begin + len(conversation.ids)
         ids[i, :begin] = torch.tensor(prompt)
         ids[i, begin:end] = torch.tensor(conversation.ids)
-        # A reply between two turns is a gap in the mask. Policy.forward takes the states before the
-        # True tokens alone, and the loss, the divisor and all metrics are sums over the mask.
+        # A reply between two turns is a gap in the mask. Policy.forward only uses the states before
+        # tokens in the mask. The loss, the divisor and all metrics are sums over the mask.
         mask[i, begin:end] = torch.tensor(conversation.is_own)
         sampler_logp[i, begin:end] = torch.tensor(conversation.logp)
     return {"ids": ids, "mask": mask, "sampler_logp": sampler_logp}
@@ -482,7 +490,7 @@ def compute_advantages(scores, batch, args):
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
-        # Rewards that differ by at most 1e-6 of the largest count as equal: that is rounding.
+        # If a group's rewards only differ by rounding (1e-6 of the largest), set all to the first.
         groups = groups.where(~measure.all_equal(groups), groups[:, :1])
         # Subtract the first reward, which cancels in A: then equal rewards have A = 0 exactly,
         # although their mean may be rounded.
@@ -500,7 +508,7 @@ def compute_advantages(scores, batch, args):
 def turn_advantages(scores, batch, args):
     """Compute A_turn of every token: its turn's return, normalised over turns with an equal state.
 
-    scores: of the conversations; each has its turns, too, as (problem, state, number of tokens).
+    scores: one per conversation, which also has its turns as (problem, state, number of tokens);
     rewards.turn_rewards reads each turn's reward. Returns [N, T], zero outside the batch's mask.
     """
     turns = []  # (state, return) of every turn, in order
@@ -512,7 +520,7 @@ def turn_advantages(scores, batch, args):
         of_state.setdefault(one, []).append(value)
     advantages = []
     for one, value in turns:
-        # Subtract the first return: A stays the same, and equal returns give exactly 0.
+        # Subtract the first return, which cancels in A: then equal returns have A = 0 exactly.
         returns = torch.tensor(of_state[one], dtype=torch.float64) - of_state[one][0]
         # A turn alone in its state has A_turn 0: there is no other to compare it with.
         std = returns.std() + 1e-6 if args.turn_std and len(returns) > 1 else 1.0
@@ -595,7 +603,7 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns metrics: clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (a number).
+    Returns metrics: clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (count).
     """
     num_clipped = 0
     grad_norms = []  # one per update
@@ -616,7 +624,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the number of clipped tokens and the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
@@ -645,7 +654,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
-@records.task_may_fail
+@records.task_may_fail  # an error of the task ends the run, with a checkpoint
 def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -686,9 +695,10 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
-    # End the run if policy, transformers and vLLM compute different models.
+    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
+    # tokens, after a sync of changed weights.
     same_model.check(policy, llm, sync_weights, train[0], args)
-    sync_weights(policy, llm, args)  # after a resume, vLLM still has the initial weights
+    sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
@@ -725,7 +735,7 @@ def main():
         # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after
+        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

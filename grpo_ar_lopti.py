@@ -2,32 +2,40 @@
 
 From *Do Not Let Low-Probability Tokens Over-Dominate in RL for LLMs* (arXiv 2505.12929, "the
 paper"). A token's gradient grows with 1 − π (Proposition 4.2), so a few low-probability tokens
-drown the many probable ones. The paper has two remedies for the objective J of grpo.py (eq. 1):
+drown the many high-probability tokens. The paper has two remedies, for GRPO's objective (eq. 1):
+maximise, over all responses o_i of a mini-batch and all their tokens o_it,
 
-    AR (eq. 4)           A ← (α·π_old + 1 − α)·A     low-probability tokens weigh less, for any A
-    Lopti (Algorithm 1)  first all the step's updates on the tokens with π_old ≤ η, then all of them
-                         again on the other tokens: with 2 updates a step, low, low, high, high
+    J = 1/Σ_i|o_i| · Σ_i Σ_t { min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A] − β·k3 }
 
-AR acts after the normalisation in the group. In a stage of Lopti, the advantage and the KL term of
-the other tokens are zero. Both stages divide by all response tokens, so at fixed weights their
-losses add up to grpo.py's loss. Both use the same π_old, and AdamW's state is kept between them.
+    ρ  = π(o_it) / π_old(o_it)             π_old: the policy before this step's updates
+    A  = w · (r_i − mean) / (std + 1e-6)   the reward r_i, normalised in its group, times w
+    w  = α·π_old(o_it) + 1 − α             AR (eq. 4): low-probability tokens weigh less, for any A
+    k3 = π_ref/π − log(π_ref/π) − 1        estimate of KL(π ‖ π_ref); π_ref: the initial model
 
-What differs from grpo.py: --alpha, --eta, --lopti_stages; ar_weight in compute_advantages; in_stage
-and the stages in update. `--alpha 0 --eta 0` is grpo.py to the last bit. On mathematics use one of
-the two, not both (Appendix C.3): the default there is AR with α 0.1; Lopti alone is `--alpha 0
---eta 0.5`. Ablations: `--lopti_stages high,low` is fig. 6b; `low` or `high` alone is fig. 6a.
+Lopti (Algorithm 1) makes the step's updates in two stages: first on tokens with π_old ≤ η alone,
+then on the same responses' other tokens alone. With 2 updates per step, a step makes four: low,
+low, high, high. An update sets A and the KL term of the other stage's tokens to zero. It divides by
+the tokens of both stages, so the losses of the stages would add up to grpo.py's if the weights did
+not move in between. Both stages use the same π_old, and AdamW's state is kept between them.
+
+What differs from grpo.py: --alpha, --eta and --lopti_stages, with a check; ar_weight in
+compute_advantages; in_stage and the stages in update; the metric low_rate, the fraction of tokens
+with π_old ≤ η. `--alpha 0 --eta 0` is grpo.py, bitwise. On mathematics the two together gain
+nothing (Appendix C.3), so with --task math the default is AR alone, with α 0.1; Lopti alone is
+`--alpha 0 --eta 0.5`.
+Ablations: `--lopti_stages high,low` is fig. 6b; `low` or `high` alone is fig. 6a.
 
 Where this file deviates from the paper and its release (zhyang2226/AR-Lopti), and why:
-- Probabilities: eq. 4 and Algorithm 1 take π of the policy that sampled. Here it is π_old, recorded
+- Probabilities. Eq. 4 and Algorithm 1 take π of the policy that sampled. Here it is π_old, computed
   once before a step's updates, as in the release. So all updates have the same weights and stages.
-- α and η: the paper's 0.3 and 0.5 are the defaults. The release's scripts have them for both
+- α and η. The paper's 0.3 and 0.5 are the defaults. The release's scripts have them for both
   remedies together, but α 0.2 for AR alone and η 0.4 for Lopti alone.
 - A token with π_old = η is low, as in Algorithm 1. The release has < there.
-- KL: Algorithm 1 masks A alone, so eq. 1's KL term would count in both stages. Here each token's KL
-  term is in the token's own stage, as in the release.
-- A stage in which a mini-batch has no token makes no optimizer step. Taken literally, Algorithm 1
-  makes one without a policy gradient, in which AdamW's momentum and weight decay still move the
-  weights; `--eta 0` would not be GRPO then.
+- KL term. Algorithm 1 masks A alone, so each token's KL term would count in both stages. Here it
+  counts in the token's own stage, as in the release.
+- Empty stages. If a mini-batch has no token of a stage, no update is made. Algorithm 1 makes one
+  with a policy gradient of 0, in which AdamW's momentum and weight decay move the weights: then
+  `--eta 0` would not be GRPO.
 - All deviations of grpo.py.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 grpo_ar_lopti.py …` for four):
@@ -57,7 +65,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -66,7 +74,7 @@ class Args(settings.RunArgs):
 
     # ---- objective
     alpha: Fraction = 0.3  # α of advantage reweighting; 0: none
-    eta: Fraction = 0.5  # η, the largest probability that counts as low; 0: one stage, all tokens
+    eta: Fraction = 0.5  # η, the largest low probability; 0: one stage with all tokens
     lopti_stages: Literal["low,high", "high,low", "low", "high"] = "low,high"  # Lopti's, in order
     clip_low: Fraction = 0.2  # ε_low: the clip range of ρ begins at 1 − ε_low
     clip_high: NonNegativeFloat = 0.24  # ε_high: the clip range ends at 1 + ε_high
@@ -88,8 +96,8 @@ class Args(settings.RunArgs):
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · its two matrices' product to a weight
+    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -103,13 +111,13 @@ class Args(settings.RunArgs):
     seed: NonNegativeInt = 0  # seeds the prompt order and the sampling
 
     def check(self):
-        """ValueError, saying what would be right, if two settings do not fit each other."""
+        """Raise ValueError if two settings do not fit each other. flags.check calls it."""
         if (self.lopti_stages, self.eta) in (("low", 0), ("high", 1)):
             raise ValueError(f"--lopti_stages {self.lopti_stages} has no token at --eta {self.eta}")
 
 
-# What the papers set differently for other tasks: runtime/papers.py. For mathematics, AR-Lopti uses
-# one of the two methods, not both (Table 3). Lopti alone is --alpha 0 --eta 0.5.
+# {task: {setting: value}}: the defaults that --task replaces, by those of the task's own paper. On
+# mathematics the AR-Lopti paper uses either AR or Lopti (Table 3); this is AR.
 TASKS = papers.TASKS | {"math": papers.TASKS["math"] | {"alpha": 0.1, "eta": 0.0}}
 
 # Exit here on --help or a bad flag: importing torch takes seconds. main reads the flags again.
@@ -166,7 +174,7 @@ class Policy(nn.Module):
         Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
         full vocabulary; without with_entropy it is zero.
         """
-        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
             # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
@@ -261,8 +269,9 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
-    when: the step, or "test" in an evaluation. --seed, `when` and the problem make the seed of a
-    request, on any number of processes alike. vLLM derives the seed of each response from that.
+    when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
+    the problem alone. From it, vLLM derives a seed per response. So the number of processes does
+    not matter.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -361,7 +370,7 @@ def compute_advantages(scores, batch, args):
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
-        # Rewards that differ by at most 1e-6 of the largest count as equal: that is rounding.
+        # If a group's rewards only differ by rounding (1e-6 of the largest), set all to the first.
         groups = groups.where(~measure.all_equal(groups), groups[:, :1])
         # Subtract the first reward, which cancels in A: then equal rewards have A = 0 exactly,
         # although their mean may be rounded.
@@ -375,9 +384,9 @@ def compute_advantages(scores, batch, args):
 
 
 def ar_weight(old_logp, alpha):
-    """AR: what each token's advantage is multiplied by, α·π_old + 1 − α (eq. 4), [N, T].
+    """Compute AR's factor of each token's advantage, α·π_old + 1 − α (eq. 4): [N, T].
 
-    old_logp [N, T], in nats: recorded before the update, so the weight carries no gradient.
+    old_logp [N, T], in nats, was computed before the update, so the factor carries no gradient.
     """
     return alpha * old_logp.exp() + 1 - alpha
 
@@ -433,10 +442,10 @@ def minibatches(batch, count):
 
 
 def in_stage(stage, batch, eta):
-    """Which response tokens a stage of Lopti updates, [N, T] of bool.
+    """Return the response tokens that a stage of Lopti updates: bool [N, T].
 
-    stage: "low", those with π_old ≤ η, or "high", the others. batch: its old_logp and mask are
-    [N, T]. Compared as logarithms, since a tiny π_old would round to 0.
+    stage: "low" for tokens with π_old ≤ η, "high" for the others. The batch's old_logp and mask
+    are [N, T]. Logarithms are compared, because a tiny π_old would round to 0, which is ≤ η = 0.
     """
     log_eta = math.log(eta) if eta > 0 else -math.inf
     is_low = batch["old_logp"] <= log_eta
@@ -444,9 +453,10 @@ def in_stage(stage, batch, eta):
 
 
 def update(policy, optimizer, batch, step, args):
-    """All optimizer updates of a step: in each stage of Lopti, one on each mini-batch.
+    """Make all optimizer updates of a step: in each stage of Lopti, one per mini-batch.
 
-    Returns clip_rate and low_rate (shares of tokens), grad_norm (a mean) and optimizer_steps.
+    Returns metrics: clip_rate and low_rate (fractions of tokens), grad_norm (mean),
+    optimizer_steps (count).
     """
     num_clipped = 0
     grad_norms = []  # one per update
@@ -455,7 +465,7 @@ def update(policy, optimizer, batch, step, args):
         # What the loss needs from the whole mini-batch, on all processes:
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
         minibatch = balance(minibatch, args)  # equal work for all processes
-        # Of this stage; the divisor is of both. The batch keeps its mask.
+        # From here, the mask has this stage's tokens alone; the divisor counts both stages.
         minibatch = {**minibatch, "mask": in_stage(stage, minibatch, args.eta)}
         if all_reduce(minibatch["mask"].sum()) == 0:
             continue  # no optimizer step
@@ -473,7 +483,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the number of clipped tokens and the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
@@ -502,7 +513,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
-@records.task_may_fail
+@records.task_may_fail  # an error of the task ends the run, with a checkpoint
 def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -543,9 +554,10 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
-    # End the run if policy, transformers and vLLM compute different models.
+    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
+    # tokens, after a sync of changed weights.
     same_model.check(policy, llm, sync_weights, train[0], args)
-    sync_weights(policy, llm, args)  # after a resume, vLLM still has the initial weights
+    sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
@@ -582,7 +594,7 @@ def main():
         # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after
+        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

@@ -7,26 +7,36 @@ In grpo.py sampler and trainer take turns, and one of the two always waits. Here
     sampler     sample 2   | sample 3   | sample 4   | ...        --lag 1
     weights of  step 0     | step 1     | step 2     | ...
 
-So its weights are --lag steps old, and the objective is grpo_stale.py's, which samples the
-same stale responses in turns: an asynchronous run equals grpo_stale.py's with the same --lag
-to the last bit, if both sides compute with as many threads. What the lag costs, and what
---correction does about it, is said there.
+So the sampler's weights are --lag steps old. The objective corrects for that, as in grpo_stale.py:
+maximise, over all responses o_i of a mini-batch and all their tokens o_it,
 
-What differs from grpo_stale.py: serve, the loop of the sampler's process; main asks for responses
---lag steps before it needs them, and each request comes with the weights that are to sample it;
---sampler_gpus; the metric time/sampler, the seconds in which the sampler worked for the step.
-time/sample are the seconds that the trainer waited for it. Snapshots are made in memory that both
-processes share (timed as sync), so a request copies no weights; vLLM copies them to its own GPU.
+    J = 1/Σ_i|o_i| · Σ_i Σ_t { w · min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A] − β·k3 }
+
+    w  = min(π_old/π_sampler, C)         weight, without gradient: the change since sampling
+    ρ  = π(o_it) / π_old(o_it)           the change by this step's updates
+    A  = (r_i − mean) / (std + 1e-6)     the reward r_i, normalised in its group
+    k3 = π_ref/π − log(π_ref/π) − 1      estimate of KL(π ‖ π_ref); π_ref: the initial model
+
+π_sampler is the policy that sampled o_i, as vLLM computes it; π_old is the trainer's policy before
+this step's updates. --correction selects other corrections: see sampler_correction. grpo_stale.py
+samples the same stale responses in turns: with the same --lag, both runs are bitwise identical, if
+trainer and sampler have as many threads as there.
+
+What differs from grpo_stale.py: serve, the loop of the sampler's process; main requests responses
+--lag steps before it needs them, and a request carries the weights that must sample it;
+--sampler_gpus; the metric time/sampler, the seconds in which the sampler worked for the step
+(time/sample: the seconds for which the trainer waited). Snapshots are in memory that both processes
+share (timed as sync), so a request copies no weights; vLLM copies them to its own GPU.
 
 If the sampler dies, the run ends with a checkpoint of the last complete step, and its last line
-says how to go on. If the trainer dies, the sampler ends.
+says how to resume. If the trainer dies, the sampler ends.
 
 Where this file deviates from its sources, and why:
 - The trainer waits for exactly the responses of its step, so that a run can be repeated. AReaL,
-  prime-rl and others take what is ready, within a limit on its age.
+  prime-rl and others take what is ready, up to a maximum age.
 - A request is sampled to its end with one version of the weights. AReaL and vLLM's own weight
   transfer also replace weights in the middle of a response.
-- A sampler for each process of the trainer, on the same machine.
+- Each process of the trainer has a sampler of its own, on the same machine.
 - All deviations of grpo_stale.py.
 
 Command (two 80 GB GPUs; `torchrun --nproc-per-node 4 grpo_async.py` for eight):
@@ -57,7 +67,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -67,13 +77,13 @@ class Args(settings.RunArgs):
     # ---- objective
     clip_low: Fraction = 0.2  # ε_low: the clip range of ρ begins at 1 − ε_low
     clip_high: NonNegativeFloat = 0.24  # ε_high: the clip range ends at 1 + ε_high
-    correction: Literal["none", "ppo", "tis", "icepop"] = "tis"  # for stale responses; see the top
+    correction: Literal["none", "ppo", "tis", "icepop"] = "tis"  # see sampler_correction
     correction_max: PositiveFloat = 2.0  # C, the largest weight
-    correction_min: NonNegativeFloat = 0.5  # C_min, the least weight; of icepop alone
-    lag: Lag = 1  # k: the sampler is so many steps ahead, and its weights so many steps old
-    mask: Literal["none", "sequence", "geometric"] = "none"  # which responses to leave out
-    mask_delta: NonNegativeFloat = 0.5  # sequence: δ, nats a token that it has become less probable
-    mask_low: PositiveFloat = 0.999  # geometric: least mean ratio of trainer to sampler
+    correction_min: NonNegativeFloat = 0.5  # C_min, the smallest weight with icepop
+    lag: Lag = 1  # k: the sampler is k steps ahead, and its weights are k steps old
+    mask: Literal["none", "sequence", "geometric"] = "none"  # which responses to drop
+    mask_delta: NonNegativeFloat = 0.5  # sequence: δ, by which log π must have fallen per token
+    mask_low: PositiveFloat = 0.999  # geometric: smallest mean ratio of trainer to sampler
     mask_high: PositiveFloat = 1.001  # geometric: largest mean ratio
     kl_coef: NonNegativeFloat = 0.001  # β, the weight of the KL term; 0 loads no reference model
     updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
@@ -93,11 +103,11 @@ class Args(settings.RunArgs):
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · its two matrices' product to a weight
+    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
 
     # ---- machine
-    sampler_gpus: str = ""  # the samplers' GPUs, one for each process: "2,3"; empty: the next ones
+    sampler_gpus: str = ""  # the samplers' GPUs, one per process: "2,3"; empty: the next ones
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -111,7 +121,7 @@ class Args(settings.RunArgs):
     seed: NonNegativeInt = 0  # seeds the prompt order and the sampling
 
     def check(self):
-        """ValueError, saying what would be right, if two settings do not fit each other."""
+        """Raise ValueError if two settings do not fit each other. flags.check calls it."""
         if self.correction == "icepop" and self.correction_min > self.correction_max:
             raise ValueError(
                 f"--correction_min is {self.correction_min}; it must be at most "
@@ -182,7 +192,7 @@ class Policy(nn.Module):
         Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
         full vocabulary; without with_entropy it is zero.
         """
-        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
             # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
@@ -277,8 +287,9 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
-    when: the step, or "test" in an evaluation. --seed, `when` and the problem make the seed of a
-    request, on any number of processes alike. vLLM derives the seed of each response from that.
+    when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
+    the problem alone. From it, vLLM derives a seed per response. So the number of processes does
+    not matter.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -315,20 +326,21 @@ def request(sampler, weights, problems, step, args):
     sampling_params = {
         "n": args.responses_per_prompt,
         "temperature": args.temperature,
-        "logprobs": 0,  # log-probabilities of the sampled tokens only
+        "logprobs": 0,  # return log π of each sampled token, and of 0 others
         "flat_logprobs": True,  # fast: response.logprobs.logprobs is a plain list of numbers
     }
     # Each problem once. The request reaches serve in the sampler's process.
     sampler.request(weights, problems[:: args.responses_per_prompt], step, sampling_params)
 
 
-def serve(args, next_request, answer):
-    """The loop of the sampler's process, from its start to the end of the trainer's process.
+def serve(args, next_request, send):
+    """Sample what is requested: the loop of the sampler's process, until the trainer's ends.
 
-    next_request() waits for a request; answer(when, ...) sends the responses to the trainer.
+    next_request() waits for the arguments of a sampler.request(…) in the trainer, in their order.
+    send(when, value) makes sampler.receive(when) return the value there.
     """
     llm = load_sampler(args)
-    answer("loaded", True)
+    send("loaded", True)
     while True:
         weights, problems, when, sampling_params = next_request()
         started = time.perf_counter()
@@ -337,7 +349,7 @@ def serve(args, next_request, answer):
             responses = [same_model.ten_tokens(llm, problems[0])]
         else:
             responses = generate(llm, problems, when, args, **sampling_params)
-        answer(when, (responses, time.perf_counter() - started))
+        send(when, (responses, time.perf_counter() - started))
 
 
 def to_batch(problems, responses):
@@ -390,7 +402,7 @@ def check_sampler(policy, sampler, problem, args):
         exact = dataclasses.replace(args, sampler_dtype="")  # --sampler_dtype is to differ
         sampler.request(snapshot(policy, exact), [problem], "check", {})
         answer = sampler.receive("check")
-        if answer is not None:  # otherwise the sampler has died, and the first step says so
+        if answer is not None:  # if the sampler has died, the first step says so
             [response], _ = answer
             same_model.compare(policy, problem, args, response)
 
@@ -409,7 +421,7 @@ def compute_advantages(scores, batch, args):
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
-        # Rewards that differ by at most 1e-6 of the largest count as equal: that is rounding.
+        # If a group's rewards only differ by rounding (1e-6 of the largest), set all to the first.
         groups = groups.where(~measure.all_equal(groups), groups[:, :1])
         # Subtract the first reward, which cancels in A: then equal rewards have A = 0 exactly,
         # although their mean may be rounded.
@@ -426,7 +438,14 @@ def compute_advantages(scores, batch, args):
 
 
 def sampler_correction(batch, args):
-    """w of every response token, and where π_old/π_sampler is out of bounds; both [N, T].
+    """Compute w of every response token and whether π_old/π_sampler is out of bounds, [N, T] each.
+
+    none    w = 1. Stale responses count as fresh, so the gradient is biased: a token is made more
+            probable for being good in situations that the policy no longer gets into.
+    ppo     w = 1 and ρ = π/π_sampler (in policy_loss). The clip range must hold k steps and this
+            step's updates together; tokens that have left it are lost.
+    tis     w = π_old/π_sampler, at most C.
+    icepop  w = π_old/π_sampler if that is in [C_min, C]; otherwise 0, which drops the token.
 
     The batch's old_logp and sampler_logp are [N, T] and carry no gradient.
     """
@@ -441,9 +460,9 @@ def sampler_correction(batch, args):
 
 
 def left_out(logp, batch, args):
-    """Which tokens are of a response that --mask leaves out, [N, T].
+    """Return the tokens of responses that --mask drops: bool [N, T].
 
-    logp [N, T]: under the policy that is updated; no gradient is taken through it. The batch's
+    logp [N, T]: log π under the policy that is being updated; its gradient is not used. The batch's
     old_logp, sampler_logp, advantages and mask are [N, T].
     """
     mask = batch["mask"]
@@ -466,6 +485,7 @@ def policy_loss(logp, batch, divisor, args):
     mask are [N, T] too. divisor: Σ|o_i| of J, the response tokens of the whole mini-batch on all
     processes, so that the losses of its micro-batches add up to −J.
     """
+    dropped = left_out(logp, batch, args)  # [N, T]
     if args.correction == "ppo":  # the sampler is the policy before the update
         batch = {**batch, "old_logp": batch["sampler_logp"]}
     advantages = batch["advantages"]
@@ -482,7 +502,7 @@ def policy_loss(logp, batch, divisor, args):
     clipped = (too_high | too_low) & mask
 
     weight, _ = sampler_correction(batch, args)
-    surrogate = weight.masked_fill(left_out(logp, batch, args), 0) * surrogate
+    surrogate = weight.masked_fill(dropped, 0) * surrogate
     # To minimise the loss is to maximise J.
     loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
     # The sums of all micro-batches add up.
@@ -513,7 +533,8 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns clip_rate and mask_rate (shares of tokens), grad_norm (a mean) and optimizer_steps.
+    Returns metrics: clip_rate and mask_rate (fractions of tokens), grad_norm (mean),
+    optimizer_steps (count).
     """
     num_clipped = 0
     num_left_out = 0
@@ -535,9 +556,10 @@ def update(policy, optimizer, batch, step, args):
 
 
 def update_once(policy, optimizer, minibatch, divisor, step, args):
-    """One optimizer update. Returns the numbers of tokens clipped and left out, the gradient norm.
+    """Make one optimizer update. Returns the numbers of clipped and dropped tokens, gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
@@ -568,20 +590,20 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
-@records.task_may_fail
+@records.task_may_fail  # an error of the task ends the run, with a checkpoint
 def evaluate(sampler, weights, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
-    weights: a snapshot, of what is to be tested. Returns the accuracy of each category of problems
-    and the mean over categories, or {} if the sampler has died. With several responses per problem
-    (--eval_samples), also pass@1, pass@2 … (arXiv 2107.03374).
+    weights: a snapshot of the policy to test. Returns the accuracy of each category of problems and
+    the mean over categories, or {} if the sampler has died. With several responses
+    (--eval_samples), also pass@k: the chance that one of k is right (arXiv 2107.03374).
     """
     mine = own_part(problems)  # this process's problems; no other process has them
     k = args.eval_samples
     sampling_params = {"n": k, "temperature": args.eval_temperature}
     sampler.request(weights, mine, "test", sampling_params)
     answer = sampler.receive("test")
-    if answer is None:  # the sampler has died: the run ends, and is not done
+    if answer is None:  # the sampler has died: end the run, so that it can be resumed
         run.fail(f"the sampler's process {sampler.how_it_ended()}")
         return {}
     responses, _ = answer
@@ -604,7 +626,7 @@ def main():
     # task makes prompts and scores responses, train and test are lists of problems.
     args, run, tokenizer, task, train, test = start.begin(Args, TASKS)
 
-    sampler = SamplerProcess(serve, args)  # loads vLLM while this process goes on
+    sampler = SamplerProcess(serve, args)  # loads vLLM while this process continues
     policy = load_policy(args, trained=True)
     reference = None
     if args.kl_coef > 0 and args.lora_rank > 0:
@@ -616,8 +638,9 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
-    # End the run if policy, transformers and vLLM compute different models.
-    if not sampler.receive("loaded"):  # a run that is to be resumed stays as it is
+    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
+    # tokens, after a sync of changed weights.
+    if not sampler.receive("loaded"):  # exit before run.open, so that a resumed run stays as it is
         sys.exit(f"error: the sampler's process {sampler.how_it_ended()} while it loaded")
     check_sampler(policy, sampler, train[0], args)
     # The newest --lag + 1 snapshots, oldest first: versions[0] samples the next step, versions[-1]
@@ -646,13 +669,15 @@ def main():
         while requested < min(step + args.lag, args.steps):
             problems, num_requested = next_problems(train, num_requested, args)
             requested += 1
-            # versions[-1] holds the weights after step − 1; those of --lag steps ago are to sample,
-            # or the oldest that are left (of a new run, or one resumed with a larger --lag).
-            weights = versions[max(-len(versions), requested - 1 - args.lag - step)]
+            # Sample with the weights after step `requested − 1 − lag`. versions[-1] has those after
+            # step − 1, so go back by the difference, or to the oldest version if that is missing
+            # (in a new run, or after a resume with a larger --lag).
+            steps_back = step + args.lag - requested
+            weights = versions[-1 - min(steps_back, len(versions) - 1)]
             request(sampler, weights, problems, requested, args)
             ahead.append((problems, num_requested))
         answer = sampler.receive(step)
-        if answer is None:  # the sampler has died: save what the steps before have given
+        if answer is None:  # the sampler has died: end the run with a checkpoint of step − 1
             run.fail(f"the sampler's process {sampler.how_it_ended()}")
             step -= 1
             break
@@ -678,10 +703,10 @@ def main():
         # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after
+        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
         clock.lap("train")
         lag = len(versions) - 1  # of this step's responses
-        versions.append(snapshot(policy, args))  # if there are too many now, the oldest one goes
+        versions.append(snapshot(policy, args))  # drops the oldest if there are more than k + 1
         timings = clock.end("sync")  # seconds per phase, peak memory
 
         # Log, evaluate, save.
@@ -704,7 +729,7 @@ def main():
             "time/sampler": sampler_seconds,
         }
         if step == args.steps or (step % args.eval_every == 0 and not run.interrupted()):
-            # Tests are for the newest weights, and come after the responses already requested.
+            # Evaluate the newest weights. The responses already requested are sampled first.
             metrics.update(evaluate(sampler, versions[-1], task, test, step, run, args))
         run.write(metrics)  # to metrics.jsonl, TensorBoard and, in one line, the terminal
         run.write_samples(step, problems, responses, scores)  # saves a few of them

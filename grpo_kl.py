@@ -2,19 +2,23 @@
 
 *Approximating KL Divergence* (Schulman 2020) has k1, k2 and k3 as estimates of the divergence's
 value. Training uses their gradients, and an estimate with the right mean can have the gradient of
-another divergence (course/lesson_10.md). Maximise
+another divergence (course/lesson_10.md). Maximise, over all responses o_i of a mini-batch and all
+their tokens o_it,
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t { min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A] − β·k }
 
-with ρ and A as in grpo.py and, by --kl, for each token
+    ρ  = π(o_it) / π_old(o_it)         π_old: the policy before this step's updates
+    A  = (r_i − mean) / (std + 1e-6)   the reward r_i, normalised in its group
+
+and k for each token, by --kl, where π_ref is the initial model:
 
     k1        log(π/π_ref)
     k2        ½ (log(π/π_ref))²
     k3        π_ref/π − log(π_ref/π) − 1    grpo.py's
     k3_ratio  ρ·k3, the default             DeepSeek-V3.2 (arXiv 2512.02556), eq. 7
 
-What differs from grpo.py: --kl; kl_term in the place of k3; β must be above 0. `--kl k3` is grpo.py
-to the last bit.
+What differs from grpo.py: --kl; kl_term in the place of k3; β must be above 0. `--kl k3` is
+grpo.py, bitwise.
 
 Where this file deviates from DeepSeek-V3.2, which has no public training code: only where grpo.py
 does, such as the divisor. DeepSeek-V3.2's mask is in grpo_tis.py.
@@ -46,7 +50,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -75,8 +79,8 @@ class Args(settings.RunArgs):
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · its two matrices' product to a weight
+    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -145,7 +149,7 @@ class Policy(nn.Module):
         Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
         full vocabulary; without with_entropy it is zero.
         """
-        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
             # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
@@ -240,8 +244,9 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
-    when: the step, or "test" in an evaluation. --seed, `when` and the problem make the seed of a
-    request, on any number of processes alike. vLLM derives the seed of each response from that.
+    when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
+    the problem alone. From it, vLLM derives a seed per response. So the number of processes does
+    not matter.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -340,7 +345,7 @@ def compute_advantages(scores, batch, args):
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
-        # Rewards that differ by at most 1e-6 of the largest count as equal: that is rounding.
+        # If a group's rewards only differ by rounding (1e-6 of the largest), set all to the first.
         groups = groups.where(~measure.all_equal(groups), groups[:, :1])
         # Subtract the first reward, which cancels in A: then equal rewards have A = 0 exactly,
         # although their mean may be rounded.
@@ -383,16 +388,16 @@ def policy_loss(logp, batch, divisor, args):
 
 
 def kl_term(logp, batch, args):
-    """The KL term of each token, [N, T], in nats: the estimate that --kl names.
+    """Compute the KL term of each token, [N, T] in nats: the estimate that --kl selects.
 
-    Only its gradient counts. On average over tokens drawn from π, as in a step's first update, it
-    is
+    Only its gradient matters. Averaged over tokens sampled from π, as in a step's first update, the
+    gradient is
 
         k1              0
-        k2, k3_ratio    the gradient of KL(π ‖ π_ref); in k3_ratio a part of it comes through ρ
+        k2, k3_ratio    the gradient of KL(π ‖ π_ref); a part of k3_ratio's comes through ρ
         k3              the gradient of KL(π_ref ‖ π)
 
-    Only k3_ratio keeps it in later updates.
+    In later updates, whose tokens were sampled from π_old, only k3_ratio still has this average.
     """
     ref_logp = batch["ref_logp"]
     if args.kl == "k1":
@@ -406,7 +411,7 @@ def kl_term(logp, batch, args):
 
 
 def k3(logp, ref_logp):
-    """exp(ref − logp) − (ref − logp) − 1 for each token, in nats (Schulman 2020)."""
+    """Compute exp(ref − logp) − (ref − logp) − 1 for each token, in nats (Schulman 2020)."""
     difference = (ref_logp - logp).clamp(-20, 20)
     return difference.exp() - difference - 1
 
@@ -424,7 +429,7 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns metrics: clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (a number).
+    Returns metrics: clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (count).
     """
     num_clipped = 0
     grad_norms = []  # one per update
@@ -445,7 +450,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the number of clipped tokens and the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
@@ -474,7 +480,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
-@records.task_may_fail
+@records.task_may_fail  # an error of the task ends the run, with a checkpoint
 def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -515,9 +521,10 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
-    # End the run if policy, transformers and vLLM compute different models.
+    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
+    # tokens, after a sync of changed weights.
     same_model.check(policy, llm, sync_weights, train[0], args)
-    sync_weights(policy, llm, args)  # after a resume, vLLM still has the initial weights
+    sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
@@ -554,7 +561,7 @@ def main():
         # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after
+        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

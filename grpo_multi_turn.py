@@ -1,36 +1,39 @@
-"""GRPO over several turns: the model writes, the task replies, and the model goes on.
+"""GRPO over several turns: the model writes, the task replies, and the model continues.
 
 A problem here is a conversation. The model's turn may call a tool (rewards/calculator.py) or be a
-move in a game (rewards/guess.py). The task reads it and replies, and the model's next turn follows,
-until the task has nothing more to say. One reward is given to the whole conversation at its end.
-
-J is grpo.py's, over conversations o_i in place of responses:
+move in a game (rewards/guess.py). The task reads the turn and replies, and the model writes its
+next turn, until the task has nothing more to say. The whole conversation gets one reward at its
+end. Maximise, over conversations o_i in place of responses,
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t { min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A] − β·k3 }
 
-t runs over the tokens that the model wrote, in all turns, and |o_i| counts these tokens. A reply's
-tokens are part of what the model reads. They are in no sum, because the model did not choose them:
-a gradient on them would teach it to predict its tool. All turns of a conversation share A.
+    ρ  = π(o_it) / π_old(o_it)         π_old: the policy before this step's updates
+    A  = (r_i − mean) / (std + 1e-6)   the reward r_i, normalised in its group of G
+    k3 = π_ref/π − log(π_ref/π) − 1    estimate of KL(π ‖ π_ref); π_ref: the initial model
+
+The sum over t runs over the tokens o_it that the model wrote, in all turns, and |o_i| is their
+number. The model only reads the tokens of a reply. They are in no sum, because the model did not
+choose them: a gradient on them would teach it to predict its tool. All turns share A.
 
 What differs from grpo.py
 - converse plays all conversations of a step together. vLLM samples the first turn of each. Then the
-  task replies, and one call of vLLM gives each conversation that goes on its next turn.
-- Tokens in, tokens out. A turn's prompt is made of the ids that were sampled before. They are never
-  decoded and encoded again: another split of the same text would be other tokens, which the policy
-  did not sample, and ρ would be wrong. Only a reply is encoded, once, as the model's chat template
-  writes a user's turn. A template that rewrites earlier turns (Qwen3's drops their thinking) has no
-  effect: a conversation keeps every turn as it was sampled.
-- The mask has gaps: it is True where the model wrote. The policy, the loss and the divisor read
-  masks alone, so they are grpo.py's.
-- --max_turns, and --max_response_tokens for a whole conversation, replies included. A conversation
-  that reaches one of them counts as truncated.
+  task replies, and one call of vLLM samples the next turn of every conversation that continues.
+- Tokens in, tokens out. A turn's prompt consists of the token ids that were sampled before. They
+  are never decoded and encoded again: that could split the same text into other tokens, which the
+  policy did not sample, and ρ would be wrong. Only a reply is encoded, once, as the model's chat
+  template writes a user's turn. Templates that rewrite earlier turns (Qwen3's drops their thinking)
+  have no effect: a conversation keeps every turn as it was sampled.
+- The mask has gaps: it is True where the model wrote. The policy, the loss and the divisor only
+  read masks, so they are grpo.py's.
+- --max_turns limits the turns, and --max_response_tokens limits all tokens of a conversation,
+  replies included; a single turn has no limit. A conversation that reaches a limit is truncated.
 
-A task without reply(), such as Knights & Knaves, ends every conversation after its first turn. Then
-this file is grpo.py, to the last bit.
+A task without reply(), such as the default Knights & Knaves, ends every conversation after its
+first turn. Then this file is grpo.py, bitwise.
 
-No single paper describes this algorithm. Masking what a tool says is common: Search-R1 (arXiv
-2503.09516) and ReTool (arXiv 2504.11536) do it for PPO and GRPO. The settings are grpo.py's, and so
-is everything that its docstring says of them.
+No single paper describes this algorithm. Masking a tool's output is common: Search-R1 (arXiv
+2503.09516) and ReTool (arXiv 2504.11536) do it for PPO and GRPO. Settings and deviations are
+grpo.py's.
 
 Command (one 80 GB GPU; on two cores, `make agent` trains SmolLM2-135M in minutes):
     python grpo_multi_turn.py --task calculator
@@ -59,7 +62,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -80,10 +83,10 @@ class Args(settings.RunArgs):
     # ---- sampling
     prompts_per_step: PositiveInt = 64  # a multiple of updates_per_step × processes (one per GPU)
     responses_per_prompt: GroupSize = 8  # G, the group size: responses to each prompt
-    max_response_tokens: PositiveInt = 4096  # of a whole conversation: turns and replies
+    max_response_tokens: PositiveInt = 4096  # per conversation, replies included
     max_turns: PositiveInt = 4  # the model's turns in a conversation; a task's TURNS replaces it
-    max_reply_tokens: PositiveInt = 1024  # a longer reply of the task is cut
-    tool_timeout: PositiveFloat = 10.0  # seconds for a call; then its reply is an error
+    max_reply_tokens: PositiveInt = 1024  # longer replies of the task are truncated
+    tool_timeout: PositiveFloat = 10.0  # seconds per tool call; then its reply is an error
     tool_parser: str = "auto"  # vLLM's parser for calls of TOOLS; auto: by the chat template
     temperature: Temperature = 0.7  # π is softmax(logits / temperature), in sampling and loss
 
@@ -91,8 +94,8 @@ class Args(settings.RunArgs):
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · its two matrices' product to a weight
+    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -162,7 +165,7 @@ class Policy(nn.Module):
         Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
         full vocabulary; without with_entropy it is zero.
         """
-        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
             # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
@@ -255,16 +258,17 @@ def load_sampler(args):
 
 
 def generate(llm, problems, when, args, n, **sampling_params):
-    """Hold n conversations about each problem, in order."""
+    """Play n conversations about each problem: see converse."""
     return converse(llm, find_task(args.task), problems, when, args, n, **sampling_params)
 
 
 def generate_turn(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
-    when: the step, or "test" in an evaluation. --seed, `when` and the problem make the seed of a
-    request, on any number of processes alike. vLLM derives the seed of each response from that.
-    A problem's num_used is the number of tokens that its conversation already has.
+    when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
+    the problem alone. From it, vLLM derives a seed per response. So the number of processes does
+    not matter.
+    A problem's num_used is the number of tokens in its conversation so far.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -293,27 +297,27 @@ def generate_turn(llm, problems, when, args, **sampling_params):
 
 
 class Conversation:
-    """The model's turns and the task's replies about a problem, as texts and token by token."""
+    """The model's turns and the task's replies about one problem, as texts and as tokens."""
 
     def __init__(self, problem, row, side):
         self.problem = problem
-        self.side = side  # the task's: its state, if it has one, and counts of its calls
+        self.side = side  # the task's side: its state, if it has one; counts of calls and errors
         self.row = row  # among the G conversations about this problem
         self.turns = []  # the texts of the model's turns
         self.replies = []  # the texts of the task's replies
         self.ids = []  # all tokens after the prompt
-        self.is_own = []  # for each of them: True if the model wrote it
-        self.logp = []  # the sampler's log-probability of each; 0 in replies
-        self.finish_reason = None  # of the last turn; "length" if the conversation was cut off
+        self.is_own = []  # for each token: True if the model wrote it
+        self.logp = []  # for each token: vLLM's log-probability; 0 in replies
+        self.finish_reason = None  # of the last turn; "length" if the conversation is truncated
 
     @property
     def text(self):
-        """The last turn, which most tasks score."""
+        """Return the last turn, which most tasks score."""
         return self.turns[-1]
 
     @property
     def token_ids(self):
-        """The tokens that the model wrote."""
+        """Return the tokens that the model wrote."""
         return [token for token, own in zip(self.ids, self.is_own) if own]
 
     def add_turn(self, response):
@@ -330,7 +334,7 @@ class Conversation:
         self.logp += [0.0] * len(ids)
 
     def to_go_on(self):
-        """What the next turn needs. The prompt is all tokens so far, as they are."""
+        """Return what generate needs for the next turn. Its prompt is all tokens so far."""
         return {
             "prompt_ids": self.problem["prompt_ids"] + self.ids,
             "num_used": len(self.ids),
@@ -339,19 +343,19 @@ class Conversation:
 
 
 def converse(llm, task, problems, when, args, n, **sampling_params):
-    """n conversations about each problem, in order.
+    """Play n conversations about each problem. Returns them in the order of the problems.
 
-    Processes do not wait for each other here, so their conversations may differ in length.
+    Processes do not wait for each other here, so their numbers of turns may differ.
     """
     conversations = []
     for problem in problems:
         for row in range(n):
             seed = engine.request_seed(args.seed, f"{when}, task", f"{problem['id']}/{row}")
             conversations.append(Conversation(problem, row, tools.Side(task, problem, seed)))
-    # Once for all turns: a turn finds the keys and values of those before it.
+    # Empty the cache once, not per turn: a turn reuses keys and values of the turns before it.
     engine.empty_prefix_cache(llm)  # older weights computed its keys and values
-    sampling_params["logprobs"] = 0  # log-probabilities of the sampled tokens alone
-    sampling_params["flat_logprobs"] = True  # as a plain list of numbers, which is fast
+    sampling_params["logprobs"] = 0  # return log π of each sampled token, and of 0 others
+    sampling_params["flat_logprobs"] = True  # fast: response.logprobs.logprobs is a plain list
     asked = [{**problem, "num_used": 0} for problem in problems]
     turns = generate_turn(llm, asked, when, args, n=n, **sampling_params)
     going_on = conversations
@@ -367,16 +371,16 @@ def converse(llm, task, problems, when, args, n, **sampling_params):
 
 
 def add_replies(conversations, task, tokenizer, args):
-    """Add the task's reply to each conversation. Returns those that go on."""
-    # Without those whose last turn was cut off.
+    """Add the task's reply to each conversation. Returns the conversations that continue."""
+    # A truncated turn ends its conversation, without a reply.
     asked = [one for one in conversations if one.finish_reason != "length"]
     going_on = []
-    # All calls of tools run side by side. A reply is None if the conversation is over, a text, or a
-    # list of texts, one per call of a tool.
+    # All tool calls run at once, also those of a last turn: only the task knows whether it is over.
+    # A reply is None if it is; otherwise a text, or a list of texts, one per tool call.
     for one, reply in zip(asked, tools.replies(task, asked, tokenizer, args)):
         if reply is None:
             continue
-        one.finish_reason = "length"  # unless the reply fits
+        one.finish_reason = "length"  # truncated, unless another turn and the reply fit
         if len(one.turns) == args.max_turns:
             continue
         how = args.chat_template, args.template_options
@@ -407,11 +411,11 @@ def sample(llm, problems, step, args):
 
 
 def to_batch(problems, conversations):
-    """Prompts and conversations as tensors, a row for each of the N conversations.
+    """Convert prompts and conversations to tensors, one row per conversation.
 
-    ids [N, T]: prompt, turns and replies, padded with zeros on the right. mask [N, T]: True on the
-    model's own tokens, end tokens included. sampler_logp [N, T]: the sampler's own
-    log-probabilities.
+    ids [N, T]: prompt, turns and replies, padded with zeros on the right.
+    mask [N, T]: True on the tokens that the model wrote, EOS tokens included.
+    sampler_logp [N, T]: vLLM's own log-probabilities.
     """
     prompts = [problem["prompt_ids"] for problem in problems]
     rows = list(zip(prompts, conversations))
@@ -424,8 +428,8 @@ def to_batch(problems, conversations):
         end = begin + len(conversation.ids)
         ids[i, :begin] = torch.tensor(prompt)
         ids[i, begin:end] = torch.tensor(conversation.ids)
-        # A reply between two turns is a gap in the mask. Policy.forward takes the states before the
-        # True tokens alone, and the loss, the divisor and all metrics are sums over the mask.
+        # A reply between two turns is a gap in the mask. Policy.forward only uses the states before
+        # tokens in the mask. The loss, the divisor and all metrics are sums over the mask.
         mask[i, begin:end] = torch.tensor(conversation.is_own)
         sampler_logp[i, begin:end] = torch.tensor(conversation.logp)
     return {"ids": ids, "mask": mask, "sampler_logp": sampler_logp}
@@ -460,7 +464,7 @@ def compute_advantages(scores, batch, args):
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
-        # Rewards that differ by at most 1e-6 of the largest count as equal: that is rounding.
+        # If a group's rewards only differ by rounding (1e-6 of the largest), set all to the first.
         groups = groups.where(~measure.all_equal(groups), groups[:, :1])
         # Subtract the first reward, which cancels in A: then equal rewards have A = 0 exactly,
         # although their mean may be rounded.
@@ -526,7 +530,7 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns metrics: clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (a number).
+    Returns metrics: clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (count).
     """
     num_clipped = 0
     grad_norms = []  # one per update
@@ -547,7 +551,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the number of clipped tokens and the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
@@ -576,7 +581,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
-@records.task_may_fail
+@records.task_may_fail  # an error of the task ends the run, with a checkpoint
 def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -617,9 +622,10 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
-    # End the run if policy, transformers and vLLM compute different models.
+    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
+    # tokens, after a sync of changed weights.
     same_model.check(policy, llm, sync_weights, train[0], args)
-    sync_weights(policy, llm, args)  # after a resume, vLLM still has the initial weights
+    sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
@@ -656,7 +662,7 @@ def main():
         # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after
+        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

@@ -1,44 +1,39 @@
-"""GRPO with a sampler that is some steps behind (--lag): stale responses, and what corrects them.
+"""GRPO with a sampler that is --lag steps behind: stale responses, and how to correct for them.
 
 Large trainers sample the next responses while they update, so that no GPU waits. The price: the
-responses come from older weights than those that learn from them, and are "stale". This script
-makes the same responses one after the other, in one process: at --lag k, vLLM gets the weights of k
-steps ago. grpo_async.py does it at the same time. Maximise
+responses are stale, because older weights sampled them. This script makes the same responses in one
+process, in turns: with --lag k, vLLM gets the weights of k steps ago. grpo_async.py samples while
+it updates. Maximise, over all responses o_i of a mini-batch and all their tokens o_it,
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t { w · min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A] − β·k3 }
 
-    --correction none     ρ = π/π_old       w = 1
-    --correction ppo      ρ = π/π_sampler   w = 1
-    --correction tis      ρ = π/π_old       w = min(π_old/π_sampler, C)          the default
-    --correction icepop   ρ = π/π_old       w = π_old/π_sampler if that is in [C_min, C], else 0
+    w  = min(π_old/π_sampler, C)         weight, without gradient: the change since sampling
+    ρ  = π(o_it) / π_old(o_it)           the change by this step's updates
+    A  = (r_i − mean) / (std + 1e-6)     the reward r_i, normalised in its group
+    k3 = π_ref/π − log(π_ref/π) − 1      estimate of KL(π ‖ π_ref); π_ref: the initial model
 
-with A and k3 as in grpo.py. Three policies have a part in it:
-
-    π_sampler   the weights of k steps ago, as vLLM computes them: they sampled the response
-    π_old       the trainer's weights before the step's updates ("proximal")
+    π_sampler   the weights of k steps ago, in vLLM: they sampled the response
+    π_old       the trainer's weights before this step's updates
     π           the weights that are being updated
 
-"none" takes stale responses for fresh ones. The gradient is then biased: it makes tokens more
-probable for being good in situations that the policy no longer gets into. "ppo" measures the whole
-way from the sampler's weights by ρ, so that the clip range must hold k steps and the updates
-together, and tokens that have left it are lost. tis and icepop decouple the two (*AReaL*, Fu et al.
-2025, arXiv 2505.24298): w carries the way from π_sampler to π_old and has no gradient; ρ and the
-clip are about this step's updates alone. They differ in what they do with a w that is too large:
-tis bounds it, icepop leaves the token out. AReaL's release leaves out large ones alone, which is
---correction icepop --correction_min 0 --correction_max 5. --mask is as in grpo_tis.py.
+This J splits the way from π_sampler to π in two (*AReaL*, Fu et al. 2025, arXiv 2505.24298): w has
+the first part, ρ and the clip have the second. That is --correction tis, the default. With none,
+ppo or icepop, other parts of the way are ignored, clipped or dropped: see sampler_correction.
 
-What differs from grpo_tis.py: --lag; ppo, in sampler_correction and policy_loss;
-snapshot; sync_weights takes a snapshot; main keeps the last k + 1 of them. The metric lag is the
-age of a step's responses, in steps. It is 0 in the first step and grows to k. sampler_gap, the mean
-|log π_old − log π_sampler|, grows with it. Evaluations are of the newest weights. With --lag 0 this
-is grpo_tis.py to the last bit.
+What differs from grpo_tis.py: --lag; --correction ppo, in sampler_correction and policy_loss;
+snapshot, from which sync_weights copies; main keeps the last k + 1 snapshots. The metric lag is the
+age of a step's responses, in steps: 0 in the first step, then growing to k. sampler_gap, the mean
+|log π_old − log π_sampler|, grows with it. Evaluations use the newest weights. `--lag 0` is
+grpo_tis.py, bitwise; --mask is explained there.
 
 Where this file deviates from its sources, and why:
 - All responses of a step have the same age. AReaL interrupts responses when new weights arrive, so
-  that one response is of several policies; its limit is an age of at most 8 steps. prime-rl and
-  open-instruct have 8 as well, TRL 4, slime 1.
-- A snapshot is kept in main memory, whole, in --dtype, by every process. A checkpoint holds the
-  older k of them, so that a resumed run samples what an unbroken one would have sampled.
+  one response comes from several policies, at most 8 steps old. prime-rl and open-instruct also
+  allow an age of 8, TRL 4, slime 1.
+- AReaL's release drops a token only if w is too large: --correction icepop --correction_min 0
+  --correction_max 5.
+- Every process keeps whole snapshots in main memory, in --dtype. A checkpoint has the older k of
+  them, so that a resumed run samples the same responses as an unbroken one.
 - All deviations of grpo_tis.py.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 grpo_stale.py` for four):
@@ -68,7 +63,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -78,13 +73,13 @@ class Args(settings.RunArgs):
     # ---- objective
     clip_low: Fraction = 0.2  # ε_low: the clip range of ρ begins at 1 − ε_low
     clip_high: NonNegativeFloat = 0.24  # ε_high: the clip range ends at 1 + ε_high
-    correction: Literal["none", "ppo", "tis", "icepop"] = "tis"  # for stale responses; see the top
+    correction: Literal["none", "ppo", "tis", "icepop"] = "tis"  # see sampler_correction
     correction_max: PositiveFloat = 2.0  # C, the largest weight
-    correction_min: NonNegativeFloat = 0.5  # C_min, the least weight; of icepop alone
-    lag: NonNegativeInt = 1  # k: the sampler has the weights of so many steps ago
-    mask: Literal["none", "sequence", "geometric"] = "none"  # which responses to leave out
-    mask_delta: NonNegativeFloat = 0.5  # sequence: δ, nats a token that it has become less probable
-    mask_low: PositiveFloat = 0.999  # geometric: least mean ratio of trainer to sampler
+    correction_min: NonNegativeFloat = 0.5  # C_min, the smallest weight with icepop
+    lag: NonNegativeInt = 1  # k: vLLM samples with the weights of k steps ago
+    mask: Literal["none", "sequence", "geometric"] = "none"  # which responses to drop
+    mask_delta: NonNegativeFloat = 0.5  # sequence: δ, by which log π must have fallen per token
+    mask_low: PositiveFloat = 0.999  # geometric: smallest mean ratio of trainer to sampler
     mask_high: PositiveFloat = 1.001  # geometric: largest mean ratio
     kl_coef: NonNegativeFloat = 0.001  # β, the weight of the KL term; 0 loads no reference model
     updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
@@ -104,8 +99,8 @@ class Args(settings.RunArgs):
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · its two matrices' product to a weight
+    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -119,7 +114,7 @@ class Args(settings.RunArgs):
     seed: NonNegativeInt = 0  # seeds the prompt order and the sampling
 
     def check(self):
-        """ValueError, saying what would be right, if two settings do not fit each other."""
+        """Raise ValueError if two settings do not fit each other. flags.check calls it."""
         if self.correction == "icepop" and self.correction_min > self.correction_max:
             raise ValueError(
                 f"--correction_min is {self.correction_min}; it must be at most "
@@ -187,7 +182,7 @@ class Policy(nn.Module):
         Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
         full vocabulary; without with_entropy it is zero.
         """
-        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
             # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
@@ -282,8 +277,9 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
-    when: the step, or "test" in an evaluation. --seed, `when` and the problem make the seed of a
-    request, on any number of processes alike. vLLM derives the seed of each response from that.
+    when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
+    the problem alone. From it, vLLM derives a seed per response. So the number of processes does
+    not matter.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -392,7 +388,7 @@ def compute_advantages(scores, batch, args):
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
-        # Rewards that differ by at most 1e-6 of the largest count as equal: that is rounding.
+        # If a group's rewards only differ by rounding (1e-6 of the largest), set all to the first.
         groups = groups.where(~measure.all_equal(groups), groups[:, :1])
         # Subtract the first reward, which cancels in A: then equal rewards have A = 0 exactly,
         # although their mean may be rounded.
@@ -409,7 +405,14 @@ def compute_advantages(scores, batch, args):
 
 
 def sampler_correction(batch, args):
-    """w of every response token, and where π_old/π_sampler is out of bounds; both [N, T].
+    """Compute w of every response token and whether π_old/π_sampler is out of bounds, [N, T] each.
+
+    none    w = 1. Stale responses count as fresh, so the gradient is biased: a token is made more
+            probable for being good in situations that the policy no longer gets into.
+    ppo     w = 1 and ρ = π/π_sampler (in policy_loss). The clip range must hold k steps and this
+            step's updates together; tokens that have left it are lost.
+    tis     w = π_old/π_sampler, at most C.
+    icepop  w = π_old/π_sampler if that is in [C_min, C]; otherwise 0, which drops the token.
 
     The batch's old_logp and sampler_logp are [N, T] and carry no gradient.
     """
@@ -424,9 +427,9 @@ def sampler_correction(batch, args):
 
 
 def left_out(logp, batch, args):
-    """Which tokens are of a response that --mask leaves out, [N, T].
+    """Return the tokens of responses that --mask drops: bool [N, T].
 
-    logp [N, T]: under the policy that is updated; no gradient is taken through it. The batch's
+    logp [N, T]: log π under the policy that is being updated; its gradient is not used. The batch's
     old_logp, sampler_logp, advantages and mask are [N, T].
     """
     mask = batch["mask"]
@@ -449,6 +452,7 @@ def policy_loss(logp, batch, divisor, args):
     mask are [N, T] too. divisor: Σ|o_i| of J, the response tokens of the whole mini-batch on all
     processes, so that the losses of its micro-batches add up to −J.
     """
+    dropped = left_out(logp, batch, args)  # [N, T]
     if args.correction == "ppo":  # the sampler is the policy before the update
         batch = {**batch, "old_logp": batch["sampler_logp"]}
     advantages = batch["advantages"]
@@ -465,7 +469,7 @@ def policy_loss(logp, batch, divisor, args):
     clipped = (too_high | too_low) & mask
 
     weight, _ = sampler_correction(batch, args)
-    surrogate = weight.masked_fill(left_out(logp, batch, args), 0) * surrogate
+    surrogate = weight.masked_fill(dropped, 0) * surrogate
     # To minimise the loss is to maximise J.
     loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
     # The sums of all micro-batches add up.
@@ -496,7 +500,8 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns clip_rate and mask_rate (shares of tokens), grad_norm (a mean) and optimizer_steps.
+    Returns metrics: clip_rate and mask_rate (fractions of tokens), grad_norm (mean),
+    optimizer_steps (count).
     """
     num_clipped = 0
     num_left_out = 0
@@ -518,9 +523,10 @@ def update(policy, optimizer, batch, step, args):
 
 
 def update_once(policy, optimizer, minibatch, divisor, step, args):
-    """One optimizer update. Returns the numbers of tokens clipped and left out, the gradient norm.
+    """Make one optimizer update. Returns the numbers of clipped and dropped tokens, gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
@@ -551,7 +557,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
-@records.task_may_fail
+@records.task_may_fail  # an error of the task ends the run, with a checkpoint
 def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -592,7 +598,8 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
-    # End the run if policy, transformers and vLLM compute different models.
+    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
+    # tokens, after a sync of changed weights.
     same_model.check(policy, llm, sync_policy, train[0], args)
     # The newest --lag + 1 snapshots, oldest first: versions[0] samples the next step, versions[-1]
     # holds the policy's own weights. In the first steps there are fewer. They belong to the policy,
@@ -600,7 +607,7 @@ def main():
     versions = deque(checkpoints.load_versions(args.resume), maxlen=args.lag + 1)
     versions.append(snapshot(policy, args))
     policy.versions = versions
-    sync_weights(versions[0], llm)  # after a resume, vLLM still has the initial weights
+    sync_weights(versions[0], llm)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
@@ -637,10 +644,10 @@ def main():
         # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after
+        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
         clock.lap("train")
         lag = len(versions) - 1  # of this step's responses
-        versions.append(snapshot(policy, args))  # if there are too many now, the oldest one goes
+        versions.append(snapshot(policy, args))  # drops the oldest if there are more than k + 1
         sync_weights(versions[0], llm)
         timings = clock.end("sync")  # seconds per phase, peak memory
 
@@ -663,7 +670,7 @@ def main():
             **timings,
         }
         if step == args.steps or (step % args.eval_every == 0 and not run.interrupted()):
-            sync_weights(versions[-1], llm)  # tests are for the newest weights
+            sync_weights(versions[-1], llm)  # evaluate the newest weights
             metrics.update(evaluate(llm, task, test, step, run, args))
             sync_weights(versions[0], llm)
         run.write(metrics)  # to metrics.jsonl, TensorBoard and, in one line, the terminal

@@ -1,53 +1,54 @@
 """GRPO with truncated importance sampling (TIS): correct the mismatch of sampler and trainer.
 
-vLLM samples and PyTorch trains. For the same weights they compute slightly different probabilities:
-other kernels, another order of summation, often another dtype. So the responses come from a policy
-that is not quite the trainer's, and the gradient is biased. The remedy is importance sampling:
-weight each token by the trainer's probability over the sampler's, within a bound. From *Your
-Efficient RL Framework Secretly Brings You Off-Policy RL Training* (Yao et al. 2025). Maximise
+From *Your Efficient RL Framework Secretly Brings You Off-Policy RL Training* (Yao et al. 2025).
+vLLM samples and PyTorch trains. With the same weights they compute slightly different
+probabilities: other kernels, another order of summation, often another dtype. So the responses come
+from a policy that is not quite the trainer's, and the gradient is biased. The remedy is importance
+sampling: multiply each token's term by the trainer's probability over vLLM's, within a bound.
+Maximise, over all responses o_i of a mini-batch and all their tokens o_it,
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t { w · min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A] − β·k3 }
 
-    w = min(π_old/π_sampler, C)                            --correction tis, the default
-    w = π_old/π_sampler if that is in [C_min, C], else 0   --correction icepop
-    w = 1                                                  --correction none
+    w  = min(π_old/π_sampler, C)         weight, without gradient; π_sampler(o_it): vLLM's
+                                         probability of the token when it sampled it
+    ρ  = π(o_it) / π_old(o_it)           π_old: the trainer's policy before this step's updates
+    A  = (r_i − mean) / (std + 1e-6)     the reward r_i, normalised in its group
+    k3 = π_ref/π − log(π_ref/π) − 1      estimate of KL(π ‖ π_ref), both the trainer's: no w
 
-with ρ, A and k3 as in grpo.py. π_sampler(o_it) is the probability that vLLM reported when it
-sampled the token; π_old(o_it) is the trainer's, before the step's updates. w is a constant without
-gradient, and the KL term has none: it is about the trainer's policy alone. IcePop (Zhao et al.
-2025, for the Ring models) leaves out a token on which the two disagree too much, in either
-direction, instead of bounding its weight.
+--correction icepop (IcePop, Zhao et al. 2025, for the Ring models) drops a token on which the two
+disagree too much, in either direction, instead of bounding its weight: w is π_old/π_sampler if that
+is in [C_min, C], and otherwise 0. --correction none has w = 1.
 
---mask sequence also leaves out whole responses (*DeepSeek-V3.2*, arXiv 2512.02556, eq. 9): w is 0
-for all tokens of a response o_i if
+--mask sequence also drops whole responses (*DeepSeek-V3.2*, arXiv 2512.02556, eq. 9): w is 0 for
+all tokens of a response o_i if
 
     A_i < 0  and  1/|o_i| · Σ_t log(π_sampler(o_it) / π(o_it)) > δ          δ: --mask_delta
 
-This is a bad response to which the policy now gives a much lower probability than the sampler did,
-for two reasons: the two compute differently, and updates have moved π. The policy would hardly
-sample it any more, so there is little to learn from it. The sum is signed: tokens that became more
-probable make up for others. Good responses are never left out. The divisor still counts the tokens
-left out, and their KL term stays.
+This is a bad response that the policy would hardly sample any more, so there is little to learn
+from it: its probability is now much lower than the sampler's, because the two programs differ and
+because updates have moved π. The sum is signed: tokens that became more probable make up for
+others. Good responses are never dropped. The divisor counts dropped tokens, and their KL term
+stays.
 
---mask geometric leaves out a response, good or bad, on which sampler and trainer disagree as a
-whole (*Trust Region Masking*, arXiv 2512.23075): w is 0 for all its tokens unless
+--mask geometric drops a response, good or bad, on which sampler and trainer disagree as a whole
+(*Trust Region Masking*, arXiv 2512.23075): w is 0 for all its tokens unless
 
     low ≤ exp(1/|o_i| · Σ_t log(π_old(o_it) / π_sampler(o_it))) ≤ high      --mask_low, --mask_high
 
-This is the geometric mean of the tokens' ratios, so that long responses are not left out for being
+This is the geometric mean of the tokens' ratios, so that a long response is not dropped for being
 long. verl has this mask. TRL bounds the product of the ratios, not their mean.
 
-What differs from grpo.py: --correction, --correction_max and --correction_min; sampler_correction,
-which policy_loss multiplies in; --mask and its bounds; left_out; three metrics. correction_mean
-is the mean w over a step's tokens before the updates, without --mask: 1 if the two agree.
-correction_cut is the share of tokens whose π_old/π_sampler is out of bounds. mask_rate is the share
-of tokens in responses left out, over all updates. How far the two differ is sampler_gap, in every
-script. If it is small, so is the effect of w. It grows with a sampler of lower precision, and it is
-large if something is wrong.
+What differs from grpo.py: --correction, --correction_max (C), --correction_min (C_min);
+sampler_correction, whose w policy_loss multiplies in; --mask, its bounds and left_out; three
+metrics. correction_mean is the mean w over a step's tokens before the updates, without --mask: 1 if
+the two programs agree. correction_cut is the fraction of tokens whose π_old/π_sampler is out of
+bounds. mask_rate is the fraction of tokens in dropped responses, over all updates. sampler_gap, a
+metric of every script, is the mean |log π_old − log π_sampler|: if it is small, so is the effect of
+w. It grows if the sampler has a lower precision, and is large if something is wrong.
 
 Where this file deviates from its sources, and why:
-- w multiplies the token's term in grpo.py's objective, PPO's ratio to π_old included, as in Yao et
-  al., verl ("decoupled") and TRL. Using π/π_sampler as PPO's ratio would clip the mismatch as well.
+- w multiplies the token's term of GRPO, PPO's ratio to π_old included, as in Yao et al., verl
+  ("decoupled") and TRL. Using π/π_sampler as PPO's ratio would clip the mismatch as well.
 - C is 2, as in verl. TRL began with 2 and has 3 today, for the ratio of a whole response. IcePop's
   own bounds are 0.5 and 5; here they are C_min 0.5 and C.
 - DeepSeek-V3.2 does not give δ. 0.5 is what TRL suggests. slime and miles have 1e-4, with the
@@ -83,7 +84,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -93,12 +94,12 @@ class Args(settings.RunArgs):
     # ---- objective
     clip_low: Fraction = 0.2  # ε_low: the clip range of ρ begins at 1 − ε_low
     clip_high: NonNegativeFloat = 0.24  # ε_high: the clip range ends at 1 + ε_high
-    correction: Literal["none", "tis", "icepop"] = "tis"  # bound the weight, or leave tokens out
+    correction: Literal["none", "tis", "icepop"] = "tis"  # bound the weight w, or drop tokens
     correction_max: PositiveFloat = 2.0  # C, the largest weight
-    correction_min: NonNegativeFloat = 0.5  # C_min, the least weight; of icepop alone
-    mask: Literal["none", "sequence", "geometric"] = "none"  # which responses to leave out
-    mask_delta: NonNegativeFloat = 0.5  # sequence: δ, nats a token that it has become less probable
-    mask_low: PositiveFloat = 0.999  # geometric: least mean ratio of trainer to sampler
+    correction_min: NonNegativeFloat = 0.5  # C_min, the smallest weight with icepop
+    mask: Literal["none", "sequence", "geometric"] = "none"  # which responses to drop
+    mask_delta: NonNegativeFloat = 0.5  # sequence: δ, by which log π must have fallen per token
+    mask_low: PositiveFloat = 0.999  # geometric: smallest mean ratio of trainer to sampler
     mask_high: PositiveFloat = 1.001  # geometric: largest mean ratio
     kl_coef: NonNegativeFloat = 0.001  # β, the weight of the KL term; 0 loads no reference model
     updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
@@ -118,8 +119,8 @@ class Args(settings.RunArgs):
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · its two matrices' product to a weight
+    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -133,7 +134,7 @@ class Args(settings.RunArgs):
     seed: NonNegativeInt = 0  # seeds the prompt order and the sampling
 
     def check(self):
-        """ValueError, saying what would be right, if two settings do not fit each other."""
+        """Raise ValueError if two settings do not fit each other. flags.check calls it."""
         if self.correction == "icepop" and self.correction_min > self.correction_max:
             raise ValueError(
                 f"--correction_min is {self.correction_min}; it must be at most "
@@ -200,7 +201,7 @@ class Policy(nn.Module):
         Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
         full vocabulary; without with_entropy it is zero.
         """
-        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
             # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
@@ -295,8 +296,9 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
-    when: the step, or "test" in an evaluation. --seed, `when` and the problem make the seed of a
-    request, on any number of processes alike. vLLM derives the seed of each response from that.
+    when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
+    the problem alone. From it, vLLM derives a seed per response. So the number of processes does
+    not matter.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -395,7 +397,7 @@ def compute_advantages(scores, batch, args):
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
-        # Rewards that differ by at most 1e-6 of the largest count as equal: that is rounding.
+        # If a group's rewards only differ by rounding (1e-6 of the largest), set all to the first.
         groups = groups.where(~measure.all_equal(groups), groups[:, :1])
         # Subtract the first reward, which cancels in A: then equal rewards have A = 0 exactly,
         # although their mean may be rounded.
@@ -412,7 +414,7 @@ def compute_advantages(scores, batch, args):
 
 
 def sampler_correction(batch, args):
-    """w of every response token, and where π_old/π_sampler is out of bounds; both [N, T].
+    """Compute w of every response token and whether π_old/π_sampler is out of bounds, [N, T] each.
 
     The batch's old_logp and sampler_logp are [N, T] and carry no gradient.
     """
@@ -427,9 +429,9 @@ def sampler_correction(batch, args):
 
 
 def left_out(logp, batch, args):
-    """Which tokens are of a response that --mask leaves out, [N, T].
+    """Return the tokens of responses that --mask drops: bool [N, T].
 
-    logp [N, T]: under the policy that is updated; no gradient is taken through it. The batch's
+    logp [N, T]: log π under the policy that is being updated; its gradient is not used. The batch's
     old_logp, sampler_logp, advantages and mask are [N, T].
     """
     mask = batch["mask"]
@@ -452,6 +454,7 @@ def policy_loss(logp, batch, divisor, args):
     mask are [N, T] too. divisor: Σ|o_i| of J, the response tokens of the whole mini-batch on all
     processes, so that the losses of its micro-batches add up to −J.
     """
+    dropped = left_out(logp, batch, args)  # [N, T]
     advantages = batch["advantages"]
     mask = batch["mask"]
     low = 1 - args.clip_low
@@ -466,7 +469,7 @@ def policy_loss(logp, batch, divisor, args):
     clipped = (too_high | too_low) & mask
 
     weight, _ = sampler_correction(batch, args)
-    surrogate = weight.masked_fill(left_out(logp, batch, args), 0) * surrogate
+    surrogate = weight.masked_fill(dropped, 0) * surrogate
     # To minimise the loss is to maximise J.
     loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
     # The sums of all micro-batches add up.
@@ -497,7 +500,8 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns clip_rate and mask_rate (shares of tokens), grad_norm (a mean) and optimizer_steps.
+    Returns metrics: clip_rate and mask_rate (fractions of tokens), grad_norm (mean),
+    optimizer_steps (count).
     """
     num_clipped = 0
     num_left_out = 0
@@ -519,9 +523,10 @@ def update(policy, optimizer, batch, step, args):
 
 
 def update_once(policy, optimizer, minibatch, divisor, step, args):
-    """One optimizer update. Returns the numbers of tokens clipped and left out, the gradient norm.
+    """Make one optimizer update. Returns the numbers of clipped and dropped tokens, gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
@@ -552,7 +557,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
-@records.task_may_fail
+@records.task_may_fail  # an error of the task ends the run, with a checkpoint
 def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -593,9 +598,10 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
-    # End the run if policy, transformers and vLLM compute different models.
+    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
+    # tokens, after a sync of changed weights.
     same_model.check(policy, llm, sync_weights, train[0], args)
-    sync_weights(policy, llm, args)  # after a resume, vLLM still has the initial weights
+    sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
@@ -632,7 +638,7 @@ def main():
         # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after
+        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

@@ -2,28 +2,30 @@
 
 From *Group Sequence Policy Optimization* (Zheng et al. 2025, arXiv 2507.18071). The reward belongs
 to a whole response, so GSPO takes ratio and clip per response, too. The ratio s is the geometric
-mean of the response's ρ. All its tokens share s, and the clip keeps or cuts off the whole response:
+mean of the ratios π/π_old of the response's tokens. All tokens share s, and the clip applies to the
+whole response or not at all. Maximise, over the responses o_i of a mini-batch,
 
     J = mean over the responses of  min[s·A, clip(s, 1−ε_low, 1+ε_high)·A]
 
     s = exp( 1/|o_i| · Σ_t (log π(o_it) − log π_old(o_it)) ) = (π(o_i) / π_old(o_i))^(1/|o_i|)
+    A = (r_i − mean) / (std + 1e-6)      the reward r_i, normalised in its group
 
-with A as in grpo.py. The gradient of a response that is not cut off is s·A times the mean of its
-tokens' ∇log π.
+π_old is the policy before this step's updates. The gradient of a response that is not clipped is
+s·A times the mean of its tokens' ∇log π.
 
 What differs from grpo.py: policy_loss; its divisor, which counts responses instead of tokens, so
 that each response has the same weight, however long it is; the defaults of --clip_low, --clip_high
 and --kl_coef. The mean over a response moves far less than a single token, so the bounds are 600
-times narrower than GRPO's. clip_rate is still a share of tokens: the tokens of clipped responses.
+times narrower than GRPO's. clip_rate is still a fraction of tokens: those of clipped responses.
 
 Where this file deviates from the paper, and why:
 - The paper leaves out the KL term "for brevity"; by default this file has none. With --kl_coef,
   each token's KL term has the weight 1/|o_i|, too.
-- GSPO makes 4 updates a step (`--updates_per_step 4`); here the default is GRPO's 2. ε_low 3e-4 and
-  ε_high 4e-4 are GSPO's.
+- GSPO makes 4 updates per step (`--updates_per_step 4`); here the default is GRPO's 2. ε_low 3e-4
+  and ε_high 4e-4 are GSPO's.
 - The bounds are close to bfloat16's rounding. If π_old comes from forward passes of another size
   than the update's, log s is up to 4e-4 although no weight has moved (12 responses of 150 tokens,
-  kk_tiny). So the clip can cut off a response even in a step's first update.
+  kk_tiny). So a response can be clipped even in a step's first update.
 - The clamp to ±20 is on log s, the mean, so it changes no s that could occur.
 - All deviations of grpo.py, except for its divisor.
 
@@ -54,7 +56,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -64,7 +66,7 @@ class Args(settings.RunArgs):
     # ---- objective
     clip_low: Fraction = 3e-4  # ε_low
     clip_high: NonNegativeFloat = 4e-4  # ε_high
-    kl_coef: NonNegativeFloat = 0.0  # β, weight of the KL term; 0: no reference model is loaded
+    kl_coef: NonNegativeFloat = 0.0  # β, the weight of the KL term; 0 loads no reference model
     updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
 
     # ---- problems
@@ -82,8 +84,8 @@ class Args(settings.RunArgs):
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · its two matrices' product to a weight
+    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -152,7 +154,7 @@ class Policy(nn.Module):
         Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
         full vocabulary; without with_entropy it is zero.
         """
-        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
             # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
@@ -247,8 +249,9 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
-    when: the step, or "test" in an evaluation. --seed, `when` and the problem make the seed of a
-    request, on any number of processes alike. vLLM derives the seed of each response from that.
+    when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
+    the problem alone. From it, vLLM derives a seed per response. So the number of processes does
+    not matter.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -347,7 +350,7 @@ def compute_advantages(scores, batch, args):
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
-        # Rewards that differ by at most 1e-6 of the largest count as equal: that is rounding.
+        # If a group's rewards only differ by rounding (1e-6 of the largest), set all to the first.
         groups = groups.where(~measure.all_equal(groups), groups[:, :1])
         # Subtract the first reward, which cancels in A: then equal rewards have A = 0 exactly,
         # although their mean may be rounded.
@@ -368,7 +371,7 @@ def policy_loss(logp, batch, divisor, args):
 
     logp [N, T] carries the gradient; the batch's old_logp, ref_logp, advantages and mask are [N, T]
     too. divisor: the responses of the whole mini-batch on all processes, so that the losses of its
-    micro-batches add up to −J. The mask has all of a response's tokens or none.
+    micro-batches add up to −J. The mask has all tokens of a response, or none if its A is 0.
     """
     advantages = batch["advantages"]
     mask = batch["mask"]
@@ -414,13 +417,13 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns metrics: clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (a number).
+    Returns metrics: clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (count).
     """
     num_clipped = 0
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
         # What the loss needs from the whole mini-batch, on all processes:
-        divisor = all_reduce(len(minibatch["mask"]))  # responses, of all processes
+        divisor = all_reduce(len(minibatch["mask"]))  # responses on all processes
         minibatch = balance(minibatch, args)  # equal work for all processes
 
         clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
@@ -435,7 +438,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the number of clipped tokens and the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
@@ -464,7 +468,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
-@records.task_may_fail
+@records.task_may_fail  # an error of the task ends the run, with a checkpoint
 def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -505,9 +509,10 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
-    # End the run if policy, transformers and vLLM compute different models.
+    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
+    # tokens, after a sync of changed weights.
     same_model.check(policy, llm, sync_weights, train[0], args)
-    sync_weights(policy, llm, args)  # after a resume, vLLM still has the initial weights
+    sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
@@ -544,7 +549,7 @@ def main():
         # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after
+        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

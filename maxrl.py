@@ -1,4 +1,4 @@
-"""MaxRL: a group's gradient divided by its share of correct responses, towards maximum likelihood.
+"""MaxRL: a group's gradient over its fraction of correct responses, towards maximum likelihood.
 
 From *Maximum Likelihood Reinforcement Learning* (Tajwar et al. 2026, arXiv 2602.02710). Let p be
 the probability that a response to a prompt is correct. REINFORCE maximises the mean of p over the
@@ -8,32 +8,32 @@ the sum lie between the two:
 
     J_T = −Σ_{k≤T} (1−p)^k/k        ∇J_T = Σ_{k≤T} (1−p)^(k−1) · ∇p
 
-T = 1 is REINFORCE, T → ∞ is maximum likelihood. p is not known, but there are G responses to the
-prompt. Over all responses of a step and all their tokens, maximise
+T = 1 is REINFORCE, T → ∞ is maximum likelihood. p is unknown, but there are G responses to the
+prompt. Maximise, over all responses o_i of a step and all their tokens o_it,
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t A_i · log π(o_it)
 
     A_i = (r_i − mean) / mean   of the group; 0 if the mean is 0
     r_i                         1 if the response is correct, 0 otherwise
 
-So the mean is the share of correct responses, which estimates p. Groups that are all correct or all
-wrong have A = 0 and teach nothing.
+So the mean is the fraction of correct responses, which estimates p. Groups that are all correct or
+all wrong have A = 0 and teach nothing.
 
-Apart from the divisor Σ_i|o_i|, the expected gradient of a group is ∇J_T with T = G − 1. To see it,
-write A_i as r_i/mean − 1. The first part gives the mean of ∇log π over the correct responses. It is
-∇p/p in expectation, if one of the G is correct at all: (1 − (1−p)^G)·∇p/p, which is ∇J_G. The −1 is
-a baseline. It would change no expectation, but groups that are all wrong do not have it. That
-removes the last term of ∇J_G. With G = 2 this is REINFORCE.
+Why this is ∇J_T with T = G − 1, in expectation and apart from the divisor Σ_i|o_i|: write A_i as
+r_i/mean − 1. The first part gives the mean of ∇log π over the correct responses. Its expectation is
+(1 − (1−p)^G)·∇p/p, which is ∇J_G: ∇p/p, if at least one of the G is correct. The −1 is a baseline,
+which would not change the expectation. But groups that are all wrong do not have it (A = 0), and
+that removes the last term of ∇J_G. With G = 2 this is REINFORCE.
 
 What differs from reinforce.py: compute_advantages, with its own reward.
 
 Where this file deviates from the paper's release (tajwarfahim/maxrl, a fork of verl), and why:
 - Reward. p is a probability, so r is 0 or 1. A K&K reward is −3 to 3, and a part of it is for the
   format. So r is `correct` of the task's score; the metric reward is still the task's reward.
-- On GSM8K the release gives a response that was cut off the reward 0. Here, and there on other
-  data, it is 1 if its answer is right.
+- On GSM8K the release gives a truncated response the reward 0. Here, as there on other data, it is
+  1 if its answer is right.
 - The release divides by mean + 1e-6 and has A = r/1e-6 in a group of one. Here A is 0 in it.
-- The release has PPO's ratio and clip, which do nothing in its one update a step: the ratio is 1.
+- The release has PPO's ratio and clip, which do nothing in its one update per step: the ratio is 1.
 - Settings. On GSM8K the release trains SmolLM2-360M-Instruct with 256 prompts × 128 responses, lr
   1e-5, temperature 1 and no KL term. Here the settings are as in all scripts, with a smaller G.
 - All deviations of reinforce.py, except for the baseline.
@@ -64,7 +64,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -72,7 +72,7 @@ class Args(settings.RunArgs):
     """
 
     # ---- objective
-    updates_per_step: PositiveInt = 1  # mini-batches of a step; all but the first are off-policy
+    updates_per_step: PositiveInt = 1  # mini-batches per step; all but the first are off-policy
 
     # ---- problems
     task: str = "kk"  # kk, math, countdown, hitab, gym (see rewards/), or your own Python file
@@ -89,8 +89,8 @@ class Args(settings.RunArgs):
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · its two matrices' product to a weight
+    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -159,7 +159,7 @@ class Policy(nn.Module):
         Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
         full vocabulary; without with_entropy it is zero.
         """
-        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
             # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
@@ -254,8 +254,9 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
-    when: the step, or "test" in an evaluation. --seed, `when` and the problem make the seed of a
-    request, on any number of processes alike. vLLM derives the seed of each response from that.
+    when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
+    the problem alone. From it, vLLM derives a seed per response. So the number of processes does
+    not matter.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -344,14 +345,14 @@ def sync_weights(policy, llm, args):
 
 
 def compute_advantages(scores, batch, args):
-    """Advantage of every response token, [N, T]: (reward − mean) / mean of its group.
+    """Compute the advantage of every response token: (reward − mean) / mean of its group.
 
-    scores: one per response; the G responses to a prompt are consecutive. The batch's mask [N, T]
-    is True on response tokens; the advantage is zero elsewhere, and in a group that is all wrong.
+    scores: one per response; the G responses to a prompt are consecutive.
+    Returns [N, T], zero outside the batch's mask (response tokens) and in groups that are wrong.
     """
     rewards = torch.tensor([float(s["correct"]) for s in scores])  # [N], 0 or 1
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
-    mean = groups.mean(1, keepdim=True)  # the share of correct responses, [prompts, 1]
+    mean = groups.mean(1, keepdim=True)  # the fraction of correct responses, [prompts, 1]
     advantages = torch.where(mean > 0, (groups - mean) / mean, 0)
     advantages = advantages.reshape(-1, 1)  # [N, 1]
     # Each response token gets the advantage; all other places get 0.
@@ -362,7 +363,7 @@ def compute_advantages(scores, batch, args):
 
 
 def policy_loss(logp, batch, divisor, args):
-    """One micro-batch's part of −J.
+    """Compute one micro-batch's part of −J.
 
     logp [N, T] carries the gradient; the batch's advantages and mask are [N, T] too. divisor:
     Σ|o_i| of J, the response tokens of the whole mini-batch on all processes, so that the losses of
@@ -385,11 +386,11 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns metrics: grad_norm (mean), optimizer_steps (a number). Adds each token's log π before
-    its update and its entropy to the batch, old_logp and entropy [N, T]: more metrics need them.
+    Returns metrics: grad_norm (mean), optimizer_steps (count). For other metrics, adds to the batch
+    what no update reads: old_logp, each token's log π before its update, and entropy, [N, T].
     """
-    # The updates compute both anyway, in update_once, except for tokens with A = 0, which they skip
-    # to save time. So compute both for these tokens here.
+    # A forward pass for metrics alone, over the tokens that updates skip because A = 0. The
+    # updates' own passes fill in the other tokens (update_once).
     batch["old_logp"], batch["entropy"] = log_probs(policy, passes.idle_tokens(batch, args), args)
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
@@ -404,7 +405,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
@@ -435,7 +437,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
-@records.task_may_fail
+@records.task_may_fail  # an error of the task ends the run, with a checkpoint
 def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -471,9 +473,10 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
-    # End the run if policy, transformers and vLLM compute different models.
+    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
+    # tokens, after a sync of changed weights.
     same_model.check(policy, llm, sync_weights, train[0], args)
-    sync_weights(policy, llm, args)  # after a resume, vLLM still has the initial weights
+    sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
@@ -503,7 +506,7 @@ def main():
         # For a metric: the fraction of weights that the update changes, in --dtype.
         weights_before = measure.some_weights(policy, args.dtype)
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after
+        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

@@ -28,16 +28,16 @@ from rewards import kk
 
 MODEL = "models/kk_tiny"
 STEPS = 10  # training steps
-PROMPTS = 12  # puzzles in a step
+PROMPTS = 12  # puzzles per step
 GROUP = 8  # responses to each puzzle, which are compared with each other
-UPDATES = 2  # optimizer updates in a step; each uses its own part of the responses
+UPDATES = 2  # optimizer updates per step; each uses its own part of the responses
 TEST_PUZZLES = 200  # for the accuracy before and after training
-MAX_TOKENS = 640  # longer responses are cut off
+MAX_TOKENS = 640  # longer responses are truncated
 TEMPERATURE = 1.0  # the policy is softmax(logits / TEMPERATURE)
 LEARNING_RATE = 1e-4
 CLIP_LOW, CLIP_HIGH = 0.2, 0.24  # how far a token's probability may move in a step
 BETA = 0.001  # weight of the KL term, which keeps the policy near the initial model
-MAX_GRAD_NORM = 1.0  # larger gradients are scaled down to it
+MAX_GRAD_NORM = 1.0  # larger gradients are scaled down to this norm
 MICRO_BATCH = 32  # responses in one forward pass; fewer need less memory
 SEED = 0
 USE_VLLM = bool(find_spec("vllm"))  # otherwise generate() of transformers samples, more slowly
@@ -54,7 +54,7 @@ for problems in train, test:
     for i, problem in enumerate(problems):
         chat = problem["messages"]
         text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        text += problem["prefix"]  # "<think>", where the response goes on
+        text += problem["prefix"]  # "<think>": the response begins after it
         problem["id"] = i
         problem["prompt"] = tokenizer.encode(text, add_special_tokens=False)  # token ids
 random.Random(f"{SEED}/0").shuffle(train)
@@ -84,7 +84,7 @@ optimizer = torch.optim.AdamW(policy.parameters(), lr=LEARNING_RATE, weight_deca
 
 
 def generate(problems, n, when):
-    """Sample n responses to each problem: lists of token ids, which end with END or are cut off.
+    """Sample n responses to each problem: lists of token ids, which end with END or are truncated.
 
     when: the step, or "test". vLLM's seeds depend on it, as in grpo.py.
     """
@@ -141,7 +141,7 @@ def evaluate():
 def log_probs(model, ids, mask):
     """Compute the log-probability of each response token, [N, T], 0 outside the mask.
 
-    ids [N, T]: prompt and response, padded on the right, where no token of either can see it.
+    ids [N, T]: prompt and response, padded on the right, so that they never see the padding.
     mask [N, T]: True on response tokens.
     """
     logits = model(ids[:, :-1]).logits / TEMPERATURE  # [N, T-1, V]: each predicts the next token
@@ -159,7 +159,8 @@ def compute_advantages(rewards):
 def token_loss(new, old, ref, advantages):
     """Compute each token's loss, [N, T], from its log-probabilities, [N, T] each.
 
-    new: of the policy as it is now; old: of the policy before the step; ref: of the initial model.
+    new: under the current policy; old: under the policy before the step; ref: under the initial
+    model.
     """
     ratio = (new - old).exp()  # 1 in the first update of a step
     clipped = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)

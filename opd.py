@@ -3,7 +3,7 @@
 From *On-Policy Distillation* (Lu and Thinking Machines Lab 2025). The student is the policy, and it
 writes the responses. The teacher, a better model, only computes its own probability of each of
 these tokens. If the student's probability is higher than the teacher's, training lowers it; if it
-is lower, training raises it. Maximise
+is lower, training raises it. Maximise, over all responses o_i of a step and all their tokens o_it,
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t A_it · log π(o_it)
 
@@ -13,40 +13,38 @@ Each token has an advantage of its own: a reward says whether the answer was rig
 says where it went wrong. The responses are the student's own, so it learns in situations that its
 own mistakes lead to. sft.py on the teacher's responses never sees these situations.
 
-Why this is right. After a given text, the mean of −A over tokens drawn from π is the KL divergence
-KL(π ‖ π_teacher) = Σ_o π(o)·log(π(o)/π_teacher(o)), of the next token: the "reverse" KL, since the
-student's probabilities weigh it. Its gradient is
+Why this is right. After a given text, the mean of −A over tokens sampled from π is the next token's
+KL(π ‖ π_teacher) = Σ_o π(o)·log(π(o)/π_teacher(o)): the "reverse" KL, because the student's
+probabilities weigh it. Its gradient is
 
     Σ_o ∇π(o)·log(π(o)/π_teacher(o)) + Σ_o π(o)·∇log π(o)
 
 The last sum is ∇Σ_o π(o) = 0. With ∇π = π·∇log π the first one is the mean of −A·∇log π. So the
-mean gradient of J is ∇(−KL), the text before the token held fixed: what a token does to the later
-ones is not counted (a discount of 0). At A = 0 everywhere the student is the teacher. Reverse KL is
-large where the student writes what the teacher would not. So the student learns to avoid such
+mean gradient of J is ∇(−KL), with the text before the token held fixed: what a token does to later
+tokens is not counted (a discount of 0). At A = 0 everywhere the student is the teacher. Reverse KL
+is large where the student writes what the teacher would not. So the student learns to avoid such
 tokens, and need not learn everything that the teacher might write.
 
 Both probabilities are at the sampling temperature. If they agree at one temperature, they agree at
-all.
-
-Rewards are computed for the metrics alone; J has none. So groups have no meaning, and
+all. Rewards are computed for the metrics alone; J has none. So groups have no meaning, and
 --responses_per_prompt 1 is as good. The metric kl is the mean of −A, in nats per token.
 
 What differs from reinforce.py: --teacher and the second model, loaded as grpo.py loads its
 reference; compute_advantages, which has no baseline; the metric kl. The teacher may be of any size,
 but must have the student's tokens under the same numbers. It reads the student's chat template.
 
-Where others do it differently:
+What others do differently:
 - Thinking Machines' log π in A is the sampler's, and the loss is A·π/π_sampler: importance
-  sampling. Here both come from the trainer, and with one update a step the ratio would be 1. They
+  sampling. Here both come from the trainer, and with one update per step the ratio would be 1. They
   write 4 responses to a prompt.
 - tinker's cookbook adds this A, with the coefficient 1, to the group's advantage of the rewards,
   which are 0 in its recipe. Its learning rates are 1e-4 with LoRA and 5e-5 without. slime and miles
   subtract c·(log π − log π_teacher) from the task's advantage, which is 0 in slime's recipe with a
   teacher server. NeMo RL ignores rewards, as here.
-- prime-rl multiplies by π/π_sampler without a clip, and leaves out tokens where π − π_sampler is
-  below −0.2.
-- verl's default is another loss: k3 of the sampled token, with its own gradient, beside the task's
-  loss. Its examples with FSDP have the A of this file.
+- prime-rl multiplies by π/π_sampler without a clip, and drops tokens where π − π_sampler is below
+  −0.2.
+- verl's default is another loss: k3 of the sampled token, with its own gradient, added to the
+  task's loss. Its examples with FSDP have the A of this file.
 - All deviations of reinforce.py from the textbook, except for its mean.
 
 Command (two 80 GB GPUs, for this teacher; on a CPU `python opd.py …`):
@@ -75,7 +73,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -84,7 +82,7 @@ class Args(settings.RunArgs):
 
     # ---- objective
     teacher: str = ""  # a model's folder, or a checkpoint's; must be given
-    updates_per_step: PositiveInt = 1  # mini-batches of a step; all but the first are off-policy
+    updates_per_step: PositiveInt = 1  # mini-batches per step; all but the first are off-policy
 
     # ---- problems
     task: str = "kk"  # kk, math, countdown, hitab, gym (see rewards/), or your own Python file
@@ -101,8 +99,8 @@ class Args(settings.RunArgs):
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · its two matrices' product to a weight
+    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -171,7 +169,7 @@ class Policy(nn.Module):
         Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
         full vocabulary; without with_entropy it is zero.
         """
-        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
             # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
@@ -266,8 +264,9 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
-    when: the step, or "test" in an evaluation. --seed, `when` and the problem make the seed of a
-    request, on any number of processes alike. vLLM derives the seed of each response from that.
+    when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
+    the problem alone. From it, vLLM derives a seed per response. So the number of processes does
+    not matter.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -356,10 +355,10 @@ def sync_weights(policy, llm, args):
 
 
 def compute_advantages(scores, batch, args):
-    """Advantage of every response token, [N, T]: −(log π − log π_teacher), zero elsewhere.
+    """Compute the advantage of every response token: −(log π − log π_teacher).
 
-    The batch's old_logp, teacher_logp and mask are [N, T]. The scores are not used, and there
-    is no baseline: the advantage is 0 where student and teacher agree.
+    The batch's old_logp, teacher_logp and mask are [N, T]. Returns [N, T], zero outside the mask.
+    scores are not used. No baseline is needed: A is 0 where student and teacher agree.
     """
     advantages = batch["teacher_logp"] - batch["old_logp"]  # [N, T]
     # Each response token gets the advantage; all other places get 0.
@@ -370,7 +369,7 @@ def compute_advantages(scores, batch, args):
 
 
 def policy_loss(logp, batch, divisor, args):
-    """One micro-batch's part of −J.
+    """Compute one micro-batch's part of −J.
 
     logp [N, T] carries the gradient; the batch's advantages and mask are [N, T] too. divisor:
     Σ|o_i| of J, the response tokens of the whole mini-batch on all processes, so that the losses of
@@ -408,7 +407,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
@@ -435,7 +435,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
-@records.task_may_fail
+@records.task_may_fail  # an error of the task ends the run, with a checkpoint
 def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -473,9 +473,10 @@ def main():
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
     same_model.compare(teacher, train[0], args)  # as below, without vLLM
-    # End the run if policy, transformers and vLLM compute different models.
+    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
+    # tokens, after a sync of changed weights.
     same_model.check(policy, llm, sync_weights, train[0], args)
-    sync_weights(policy, llm, args)  # after a resume, vLLM still has the initial weights
+    sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
@@ -500,7 +501,7 @@ def main():
         scores = score(task, responses, problems)
         clock.lap("score")
 
-        # Probabilities before the update and the teacher's, and advantages.
+        # Compute log-probabilities from before the update, the teacher's too, and advantages.
         batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
         batch["teacher_logp"], _ = log_probs(teacher, batch, args, with_entropy=False)  # [N, T]
         batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
@@ -509,7 +510,7 @@ def main():
         # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after
+        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

@@ -4,37 +4,39 @@ From *Proximal Policy Optimization Algorithms* (Schulman et al. 2017, arXiv 1707
 *High-Dimensional Continuous Control Using Generalized Advantage Estimation* (GAE, Schulman et al.
 2015, arXiv 1506.02438). In grpo.py the mean reward of a group is the baseline of all its tokens. In
 PPO a value model V, the critic, learns to predict the reward to come at each position. So the
-tokens of a response get different advantages, and a group is not needed. Maximise
+tokens of a response get different advantages, and groups are not needed. Maximise, over all
+responses o_i of a mini-batch and all their tokens o_it,
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A]
 
-    r_t = −β·k1 + (the reward, on the last token)       k1 = log(π_old/π_ref), as in reinforce_pp.py
+    ρ   = π(o_it) / π_old(o_it)                         π_old: before this step's updates
+    r_t = −β·k1 + (the reward, on the last token)       k1 = log(π_old/π_ref); π_ref: initial model
     δ_t = r_t + γ·V_{t+1} − V_t                         was the token better than expected?
     Â_t = δ_t + γλ·Â_{t+1}                              GAE: this surprise and those to come
     A   = (Â − μ) / √(σ² + 1e-8)                        over all response tokens of the step
 
-and the critic minimises, over the same mini-batches,
+The critic minimises, over the same mini-batches, with the return R = Â + V_old,
 
-    1/Σ_i|o_i| · Σ_i Σ_t ½·max[(V − R)², (clip(V, V_old−ε_V, V_old+ε_V) − R)²]     R = Â + V_old
+    1/Σ_i|o_i| · Σ_i Σ_t ½·max[(V − R)², (clip(V, V_old−ε_V, V_old+ε_V) − R)²]
 
-with ρ as in grpo.py. V_t is computed from the text before token t, like the token's probability. V
-after the last token is 0. λ = 1 means Â = (rewards to come) − V: no bias from a wrong V, but the
+V_t is computed from the text before token t, like π(o_it). V after the last token is 0. V_old is V
+before this step's updates. λ = 1 means Â = (rewards to come) − V: no bias from a wrong V, but the
 most noise. λ = 0 means Â = δ.
 
 What differs from grpo.py: ValueModel, of the policy's size, with an optimizer of its own;
 compute_values, estimate_advantages, value_loss, update_values; the KL term is in the rewards
 instead of the loss. The policy's update is the same. GRPO saves a second trained model with its
 AdamW state, one forward pass and one update. Metrics: value_loss, value_clip_rate, value_grad_norm,
-explained_variance (1 − variance of R − V_old over variance of R, before the update: 0 is no better
-than a constant, 1 is perfect; null if all returns are equal).
+explained_variance (1 − variance of R − V_old over variance of R: 0 is no better than a constant, 1
+is perfect; null if all returns are equal).
 
 Where this file deviates from the papers and from verl's `gae`, and why:
-- The critic begins as the model to train with a new linear head that is zero, so V is 0 everywhere
-  at first. With γ and λ 1 the first step's advantages are then those of REINFORCE++. verl draws the
-  head at random.
+- The critic is the initial model with a new linear head that is zero, so V is 0 everywhere at
+  first. With γ and λ 1, the first step's advantages are then those of REINFORCE++. verl initialises
+  the head at random.
 - Truncated responses end like others: V is 0 after the last token.
 - γ 1 and λ 1 are verl's; so are the critic's learning rate 1e-5, ten times the policy's, and the
-  whitening. ε_V is 0.2, PPO's own ε; verl has 0.5.
+  normalisation of A. ε_V is 0.2, PPO's own ε; verl has 0.5.
 - PPO as published makes several passes over the same samples, clips at 0.8 and 1.2, does not clip
   the value and adds an entropy bonus. Here each response is used once, with grpo.py's clip.
 - The critic is updated before the policy. Both use advantages and returns that were computed
@@ -42,9 +44,9 @@ Where this file deviates from the papers and from verl's `gae`, and why:
 - Each prompt still gets G responses, but nothing compares them.
 - A checkpoint's model is the policy. The critic is in its trainer/ folder, for --resume.
 - LoRA (--lora_rank) is for the policy alone: the critic is trained whole, in float32.
-- All deviations of grpo.py, except for groups.
 - With several processes FSDP2 gathers weights in --dtype (runtime/placement.py), so the value head
   is rounded to it. A single process computes with it in float32.
+- All deviations of grpo.py, except for groups.
 
 Command (two 80 GB GPUs: the critic takes as much memory as the policy; on a CPU `python ppo.py`):
     torchrun --nproc-per-node 2 ppo.py
@@ -73,7 +75,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -83,11 +85,11 @@ class Args(settings.RunArgs):
     # ---- objective
     clip_low: Fraction = 0.2  # ε_low: the clip range of ρ begins at 1 − ε_low
     clip_high: NonNegativeFloat = 0.24  # ε_high: the clip range ends at 1 + ε_high
-    kl_coef: NonNegativeFloat = 0.001  # β, of the KL penalty; 0: no reference model is loaded
+    kl_coef: NonNegativeFloat = 0.001  # β, the weight of the KL penalty; 0 loads no reference model
     updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
 
     # ---- value model
-    gamma: Fraction = 1.0  # γ, discount of rewards for each token that they lie ahead
+    gamma: Fraction = 1.0  # γ: a reward that is n tokens ahead counts γⁿ
     gae_lambda: Fraction = 1.0  # λ of GAE; 1: trust the rewards, 0: trust the value model
     value_lr: LearningRate = 1e-5  # AdamW's learning rate for the value model, constant
     value_clip: PositiveFloat = 0.2  # ε_V, how far a value may move in a step
@@ -107,8 +109,8 @@ class Args(settings.RunArgs):
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · its two matrices' product to a weight
+    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -178,7 +180,7 @@ class Policy(nn.Module):
         Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
         full vocabulary; without with_entropy it is zero.
         """
-        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
             # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
@@ -223,14 +225,15 @@ class ValueModel(Policy):
         nn.init.zeros_(lm.lm_head.weight)
 
     def forward(self, ids, mask):
-        """The value of each response token's position: what reward is to come, before it is drawn.
+        """Predict the reward to come at each response token, from the text before the token.
 
         ids, mask: [N, T], as in Policy. Returns float32 [N, T], zero outside the mask.
         """
-        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
-        # The state before the token, as for its probability. In float32: values are compared.
+        # As in Policy, pair each response token with the state one position before it. Compute in
+        # float32: close values are compared.
         states = hidden[:, :-1][mask[:, 1:]].float()  # [num_tokens, D]
         values = states @ self.lm.lm_head.weight[0].float()  # [num_tokens]
         return to_rows(values, mask)
@@ -242,9 +245,9 @@ def to_rows(values, mask):
 
 
 def load_policy(args, trained, kind=Policy):
-    """The model to train, with float32 weights; or a frozen one, for a reference, in --dtype.
+    """Load the model: to train it, in float32, or frozen, in --dtype (a reference, if any).
 
-    kind: ValueModel for the critic, which begins with the same weights.
+    kind: Policy, or ValueModel for the critic, which begins with the same weights.
     """
     dtype = torch.float32 if trained else getattr(torch, args.dtype)
     # If the model also reads images, text_only leaves that part out.
@@ -308,8 +311,9 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
-    when: the step, or "test" in an evaluation. --seed, `when` and the problem make the seed of a
-    request, on any number of processes alike. vLLM derives the seed of each response from that.
+    when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
+    the problem alone. From it, vLLM derives a seed per response. So the number of processes does
+    not matter.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -398,7 +402,7 @@ def sync_weights(policy, llm, args):
 
 
 def estimate_advantages(scores, batch, args):
-    """Â of every response token by GAE, [N, T] in float64, zero elsewhere.
+    """Compute Â of every response token by GAE: [N, T] in float64, zero elsewhere.
 
     scores: one per response; the batch's old_logp, ref_logp, values and mask are [N, T].
     """
@@ -407,7 +411,7 @@ def estimate_advantages(scores, batch, args):
     values = batch["values"].double()
     k1 = (batch["old_logp"].double() - batch["ref_logp"]) * mask  # [N, T], in nats
     token_rewards = -args.kl_coef * k1
-    last = passes.used_lengths(mask) - 1  # [N], the place of each response's last token
+    last = passes.used_lengths(mask) - 1  # [N], the position of each response's last token
     token_rewards[torch.arange(len(mask)), last] += rewards.double()
     advantages = torch.zeros_like(values)
     advantage = torch.zeros(len(mask), dtype=torch.float64)  # of the token after this one
@@ -423,10 +427,10 @@ def estimate_advantages(scores, batch, args):
 
 
 def compute_advantages(scores, batch, args):
-    """Advantage of every response token, [N, T]: GAE's, whitened over the step's tokens.
+    """Compute the advantage of every response token: Â, normalised over the step's tokens.
 
-    scores, batch: as in estimate_advantages. The tokens of all processes count; the variance
-    divides by their number less one.
+    scores, batch: as in estimate_advantages. Returns [N, T], zero outside the mask. Mean and
+    variance are over the tokens of all processes; the variance divides by their number less one.
     """
     mask = batch["mask"]
     advantages = estimate_advantages(scores, batch, args)
@@ -469,18 +473,17 @@ def policy_loss(logp, batch, divisor, args):
 
 
 def value_loss(values, batch, divisor, args):
-    """The value model's loss for one micro-batch, and how many of its tokens are clipped.
+    """Compute one micro-batch's part of the critic's loss and the number of its clipped tokens.
 
-    values [N, T] carries the gradient; the batch's values, returns and mask are [N, T] too. Its
-    values are V_old. divisor: as in policy_loss. A clipped value has no gradient: it has moved far
-    enough from V_old.
+    values [N, T] carries the gradient; the batch's values (V_old), returns and mask are [N, T] too.
+    divisor: as in policy_loss. A clipped value has no gradient: it has moved far enough from V_old.
     """
     mask = batch["mask"]
     moved = values - batch["values"]
     allowed = moved.clamp(-args.value_clip, args.value_clip)
     error = (values - batch["returns"]).square()
     error_if_clipped = (batch["values"] + allowed - batch["returns"]).square()
-    # Where nothing is clamped the two errors are the same, except for rounding.
+    # Compare allowed with moved, too: without a clamp, the two errors can differ by rounding.
     clipped = (allowed != moved) & (error_if_clipped > error) & mask
     loss = 0.5 * torch.max(error, error_if_clipped)  # [N, T]
     return loss[mask].sum() / divisor, clipped.sum()
@@ -510,7 +513,7 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns metrics: clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (a number).
+    Returns metrics: clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (count).
     """
     num_clipped = 0
     grad_norms = []  # one per update
@@ -531,7 +534,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the number of clipped tokens and the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
@@ -563,7 +567,7 @@ def update_values(value_model, optimizer, batch, step, args):
     Returns metrics: value_loss and value_grad_norm (means), value_clip_rate (fraction of tokens),
     and explained_variance (of the values before the update).
     """
-    losses = []  # one for each update
+    losses = []  # one per update
     grad_norms = []
     num_clipped = 0
     for minibatch in minibatches(batch, args.updates_per_step):
@@ -576,7 +580,7 @@ def update_values(value_model, optimizer, batch, step, args):
             values = value_model(micro["ids"], micro["mask"])
             loss, clipped = value_loss(values, micro, divisor, args)
             scaler.scale(loss * WORLD_SIZE).backward()  # as in update_once
-            minibatch_loss += loss.detach().double()  # item() would wait for the GPU
+            minibatch_loss += loss.detach().double()  # .item() would wait for the GPU
             num_clipped += clipped
         scaler.unscale_(optimizer)
         grad_norm = nn.utils.clip_grad_norm_(value_model.parameters(), args.max_grad_norm)
@@ -597,7 +601,7 @@ def update_values(value_model, optimizer, batch, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
-@records.task_may_fail
+@records.task_may_fail  # an error of the task ends the run, with a checkpoint
 def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -643,9 +647,10 @@ def main():
     critic = (value_model, value_optimizer)
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume, critic)
-    # End the run if policy, transformers and vLLM compute different models.
+    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
+    # tokens, after a sync of changed weights.
     same_model.check(policy, llm, sync_weights, train[0], args)
-    sync_weights(policy, llm, args)  # after a resume, vLLM still has the initial weights
+    sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
@@ -678,10 +683,10 @@ def main():
             batch["ref_logp"] = batch["old_logp"]  # a placeholder: β is 0
         clock.lap("logprob")
 
-        # Values before the update, advantages and returns; then the value model's update.
+        # Compute values from before the update, advantages and returns; update the value model.
         batch["values"] = compute_values(value_model, batch, args)  # [N, T]
         batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
-        estimates = estimate_advantages(scores, batch, args).float()  # Â, not whitened
+        estimates = estimate_advantages(scores, batch, args).float()  # Â, not normalised
         batch["returns"] = estimates + batch["values"]  # [N, T]
         values_updated = update_values(value_model, value_optimizer, batch, step, args)  # metrics
         clock.lap("value")
@@ -689,7 +694,7 @@ def main():
         # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after
+        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

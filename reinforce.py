@@ -2,14 +2,6 @@
 
 From *Simple Statistical Gradient-Following Algorithms for Connectionist Reinforcement Learning*
 (Williams 1992), with the baseline of Sutton & Barto, *Reinforcement Learning* (2018), Section 13.4.
-Five functions are the whole algorithm. Read them from the end of the file upwards:
-
-    main                 a step: sample, score, advantages, update, new weights for the sampler
-    update               a step's responses go through update_once: gradient, one step of AdamW
-    compute_advantages   two lines: the reward minus the mean
-    policy_loss          two lines: the objective J below
-    Policy.forward       the log-probability of each token of a response
-
 The policy is a language model. It writes responses o_i to prompts, and a rule gives each response a
 reward r_i. In the textbook's terms, the state is the text so far, the action is the next token
 o_it, and the only reward comes at the end. Objective: maximise, over all responses of a step and
@@ -26,13 +18,21 @@ in the opposite direction if it was worse, in proportion to A_i. All tokens of a
 A_i, because the reward does not say which token made the response good. This works on average: a
 token that makes no difference occurs in good and in bad responses, and its updates cancel.
 
-Why the gradient is right. The expected reward is Σ_o π(o)·r(o), a sum over all possible responses.
-Because ∇π = π·∇log π, its gradient is Σ_o π(o)·[r(o)·∇log π(o)], the mean of the bracket over
-responses sampled from π. The average over a step's responses, ∇J but for divisor and baseline,
-estimates this mean. Only the gradient of J matters, not its value. log π(o) is the sum of log
-π(o_t) over the tokens. A baseline b that does not depend on o makes the average less noisy and adds
-−b·Σ_o π(o)·∇log π(o) = −b·∇Σ_o π(o) = −b·∇1 = 0. The responses must be sampled from the same π
-whose gradient is taken. So each step makes one update, on one mini-batch, and then samples again.
+Five functions are the whole algorithm. Begin with main, the last one, and read on upwards:
+
+    main                 a step: sample, score, advantages, update, new weights for vLLM
+    update               passes the step's responses to update_once: gradient, one step of AdamW
+    compute_advantages   two lines: the reward minus the mean
+    policy_loss          two lines: −J
+    Policy.forward       the log-probability of each token of a response
+
+Why the gradient is right. Training should raise the expected reward, Σ_o π(o)·r(o), a sum over all
+possible responses o. Because ∇π = π·∇log π, its gradient is Σ_o π(o)·r(o)·∇log π(o): the mean of
+r(o)·∇log π(o) over responses sampled from π. A step estimates this mean by the average over its
+responses; log π(o) is the sum of log π(o_t) over the tokens. So J is only there for its gradient.
+Subtracting a baseline b, a number that does not depend on o, makes the average less noisy. It does
+not change the mean, because Σ_o π(o)·b·∇log π(o) = b·∇Σ_o π(o) = b·∇1 = 0. The responses must come
+from the same π whose gradient is taken. So each step makes one update, and then samples again.
 
 The weights exist twice: in PyTorch, which computes gradients, and in vLLM, which generates text
 many times faster. After each update they are copied to vLLM, so that the current policy writes the
@@ -48,16 +48,16 @@ What the next scripts add, and why (docs/algorithms/ladder.md shows it step by s
 - ppo.py learns a value for each position, so that tokens of a response get different advantages.
 
 What differs from grpo.py: no ratio, no clip, no KL term and no reference model; compute_advantages;
-one update a step, whose passes also give the log-probabilities and entropies that metrics need.
+one update per step, whose own forward passes also serve the metrics.
 
 Where this file deviates from the textbook, and why:
 - J is divided by the number of tokens. The textbook divides by the number of responses. Within a
   batch both gradients have the same direction, and this one does not grow with the responses'
-  length. Without a baseline, rewards above 0 would favour short responses: batches of
-  them have a smaller divisor (course/lesson_0.md, 0.3).
-- The mean contains r_i itself. With n responses, A_i is (1 − 1/n)·(r_i − the mean of the others),
-  and this mean does not depend on o_i. So the gradient is a little shorter, in the same direction.
-  rloo.py leaves r_i out.
+  length. It needs the baseline: without one, rewards above 0 would favour short responses, because
+  they come in batches with a smaller divisor (course/lesson_0.md, 0.3).
+- The mean contains r_i, so the baseline depends on o_i. But with n responses, A_i is (1 − 1/n)·(r_i
+  − the mean of the others), and that mean does not. So the gradient is a little shorter, in the
+  same direction. rloo.py leaves r_i out.
 - AdamW makes the step, with a gradient scaled down to the norm max_grad_norm if it is larger.
 - With `--updates_per_step 2`, the second update uses responses that were sampled before the first
   update. Nothing here corrects for that.
@@ -88,7 +88,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -96,7 +96,7 @@ class Args(settings.RunArgs):
     """
 
     # ---- objective
-    updates_per_step: PositiveInt = 1  # mini-batches of a step; all but the first are off-policy
+    updates_per_step: PositiveInt = 1  # mini-batches per step; all but the first are off-policy
 
     # ---- problems
     task: str = "kk"  # kk, math, countdown, hitab, gym (see rewards/), or your own Python file
@@ -113,8 +113,8 @@ class Args(settings.RunArgs):
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · its two matrices' product to a weight
+    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -183,7 +183,7 @@ class Policy(nn.Module):
         Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
         full vocabulary; without with_entropy it is zero.
         """
-        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
             # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
@@ -278,8 +278,9 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
-    when: the step, or "test" in an evaluation. --seed, `when` and the problem make the seed of a
-    request, on any number of processes alike. vLLM derives the seed of each response from that.
+    when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
+    the problem alone. From it, vLLM derives a seed per response. So the number of processes does
+    not matter.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -368,13 +369,12 @@ def sync_weights(policy, llm, args):
 
 
 def compute_advantages(scores, batch, args):
-    """Advantage of every response token, [N, T]: the reward minus the mean reward of the step.
+    """Compute the advantage of every response token: the reward minus the step's mean reward.
 
-    scores: one per response; the mean is over the responses of all processes. The batch's mask
-    [N, T] is True on response tokens; the advantage is zero elsewhere.
+    scores: one per response. Returns [N, T], zero outside the batch's mask (response tokens).
     """
     rewards = torch.tensor([s["reward"] for s in scores])  # [N]
-    # all_reduce: the sum over the processes
+    # all_reduce sums over the processes, so that the mean is over the responses of all of them.
     mean = all_reduce(rewards.double().sum()) / all_reduce(len(rewards))
     advantages = (rewards - mean)[:, None]  # [N, 1]
     # Each response token gets the advantage; all other places get 0.
@@ -385,7 +385,7 @@ def compute_advantages(scores, batch, args):
 
 
 def policy_loss(logp, batch, divisor, args):
-    """One micro-batch's part of −J.
+    """Compute one micro-batch's part of −J.
 
     logp [N, T] carries the gradient; the batch's advantages and mask are [N, T] too. divisor:
     Σ|o_i| of J, the response tokens of the whole mini-batch on all processes, so that the losses of
@@ -408,11 +408,11 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns metrics: grad_norm (mean), optimizer_steps (a number). Adds each token's log π before
-    its update and its entropy to the batch, old_logp and entropy [N, T]: more metrics need them.
+    Returns metrics: grad_norm (mean), optimizer_steps (count). For other metrics, adds to the batch
+    what no update reads: old_logp, each token's log π before its update, and entropy, [N, T].
     """
-    # The updates compute both anyway, in update_once, except for tokens with A = 0, which they skip
-    # to save time. So compute both for these tokens here.
+    # A forward pass for metrics alone, over the tokens that updates skip because A = 0. The
+    # updates' own passes fill in the other tokens (update_once).
     batch["old_logp"], batch["entropy"] = log_probs(policy, passes.idle_tokens(batch, args), args)
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
@@ -427,7 +427,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
@@ -458,7 +459,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
-@records.task_may_fail
+@records.task_may_fail  # an error of the task ends the run, with a checkpoint
 def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -494,9 +495,10 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
-    # End the run if policy, transformers and vLLM compute different models.
+    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
+    # tokens, after a sync of changed weights.
     same_model.check(policy, llm, sync_weights, train[0], args)
-    sync_weights(policy, llm, args)  # after a resume, vLLM still has the initial weights
+    sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
@@ -526,7 +528,7 @@ def main():
         # For a metric: the fraction of weights that the update changes, in --dtype.
         weights_before = measure.some_weights(policy, args.dtype)
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after
+        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

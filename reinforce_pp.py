@@ -1,9 +1,10 @@
 """REINFORCE++: the reward minus a KL penalty as each token's return, normalised over the whole
 batch.
 
-From *REINFORCE++* (Hu 2025, arXiv 2501.03262), as the AR-Lopti paper (arXiv 2505.12929) uses it in
-eq. 20 and 21. There are no groups and there is no KL term in the loss. Each prompt still gets G
-responses o_i from the current policy. With an advantage for every token, maximise
+From *REINFORCE++* (Hu 2025, arXiv 2501.03262), as *Do Not Let Low-Probability Tokens Over-Dominate
+in RL for LLMs* (arXiv 2505.12929, "AR-Lopti") uses it in eq. 20 and 21. There are no groups, and
+the loss has no KL term. Each prompt still gets G responses o_i from the current policy. With an
+advantage for every token, maximise
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A]        ρ = π(o_it) / π_old(o_it)
 
@@ -11,20 +12,22 @@ responses o_i from the current policy. With an advantage for every token, maximi
     R  = r_i − β·Σ_{j≥t} k1_ij       return: the penalty of this token and of all after it
     A  = (R − μ) / √(σ² + 1e-8)      μ, σ²: mean and variance of R over the step's response tokens
 
+π_old is the policy before this step's updates, and π_ref is the initial model.
+
 What differs from grpo.py: token_returns and compute_advantages; no KL term in policy_loss; three
 metrics. --kl_coef is the penalty's β; with 0, R is the reward on each token. In grpo.py a group of
 equal rewards teaches nothing; here it still does.
 
 Where this file deviates from the paper and its release (zhyang2226/AR-Lopti), and why:
-- The release's README changes only the advantage to get REINFORCE++. Its script then keeps
+- The release's README only changes the advantage to get REINFORCE++. Its script then keeps
   `use_kl_loss=True`: k3 stays in the loss, and there is no penalty per token. The paper's Table 7
   may come from that. This file follows eq. 20: the penalty is in the return, not in the loss.
 - The text of eq. 20 gives k1 as the ratio π/π_ref. Here it is the ratio's logarithm, whose mean is
   the KL divergence.
 - Eq. 20 writes π. This file takes π_old: returns are computed once, before a step's updates, and
   carry no gradient.
-- Eq. 20 divides by σ and leaves open what σ² is divided by: here the number of tokens less one, as
-  in the release. The 1e-8 keeps A finite if all returns are equal; A is 0 then.
+- Eq. 20 divides by σ, and does not say how σ² is averaged. Here it is divided by the number of
+  tokens minus one, as in the release. The 1e-8 keeps A finite (0) if all returns are equal.
 - All deviations of grpo.py, except for groups.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 reinforce_pp.py …` for four):
@@ -54,7 +57,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -64,7 +67,7 @@ class Args(settings.RunArgs):
     # ---- objective
     clip_low: Fraction = 0.2  # ε_low: the clip range of ρ begins at 1 − ε_low
     clip_high: NonNegativeFloat = 0.24  # ε_high: the clip range ends at 1 + ε_high
-    kl_coef: NonNegativeFloat = 0.001  # β, of the KL penalty; 0: no reference model is loaded
+    kl_coef: NonNegativeFloat = 0.001  # β, the weight of the KL penalty; 0 loads no reference model
     updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
 
     # ---- problems
@@ -82,8 +85,8 @@ class Args(settings.RunArgs):
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · its two matrices' product to a weight
+    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -153,7 +156,7 @@ class Policy(nn.Module):
         Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
         full vocabulary; without with_entropy it is zero.
         """
-        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
             # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
@@ -248,8 +251,9 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
-    when: the step, or "test" in an evaluation. --seed, `when` and the problem make the seed of a
-    request, on any number of processes alike. vLLM derives the seed of each response from that.
+    when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
+    the problem alone. From it, vLLM derives a seed per response. So the number of processes does
+    not matter.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -357,9 +361,10 @@ def token_returns(scores, batch, args):
 
 
 def compute_advantages(scores, batch, args):
-    """Advantage of every response token, [N, T]: its return, normalised over the step's tokens.
+    """Compute the advantage of every response token: its return, normalised over the step's tokens.
 
-    scores, batch: as in token_returns. The tokens of all processes count.
+    scores, batch: as in token_returns. Returns [N, T], zero outside the mask. Mean and variance
+    are over the tokens of all processes.
     """
     returns, mean, variance = token_returns(scores, batch, args)
     advantages = (returns - mean) / math.sqrt(variance + 1e-8)
@@ -421,7 +426,7 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns metrics: clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (a number).
+    Returns metrics: clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (count).
     """
     num_clipped = 0
     grad_norms = []  # one per update
@@ -442,7 +447,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the number of clipped tokens and the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
@@ -471,7 +477,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
-@records.task_may_fail
+@records.task_may_fail  # an error of the task ends the run, with a checkpoint
 def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -512,9 +518,10 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
-    # End the run if policy, transformers and vLLM compute different models.
+    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
+    # tokens, after a sync of changed weights.
     same_model.check(policy, llm, sync_weights, train[0], args)
-    sync_weights(policy, llm, args)  # after a resume, vLLM still has the initial weights
+    sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
@@ -551,7 +558,7 @@ def main():
         # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after
+        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

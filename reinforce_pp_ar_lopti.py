@@ -1,22 +1,28 @@
 """REINFORCE++ with Advantage Reweighting (AR) and Low-Probability Token Isolation (Lopti).
 
-From the AR-Lopti paper (arXiv 2505.12929), Appendix D.1.1 and Table 7. The two remedies of
-grpo_ar_lopti.py, for reinforce_pp.py, whose advantages are each token's return, normalised over the
-batch:
+From *Do Not Let Low-Probability Tokens Over-Dominate in RL for LLMs* (arXiv 2505.12929, "the
+AR-Lopti paper"), Appendix D.1.1 and Table 7: the two remedies of grpo_ar_lopti.py, for
+reinforce_pp.py, whose advantages are each token's return, normalised over the batch. Maximise
 
-    AR (eq. 4)           A ← (α·π_old + 1 − α)·A     low-probability tokens weigh less, for any A
-    Lopti (Algorithm 1)  first all the step's updates on the tokens with π_old ≤ η, then all of them
-                         again on the other tokens: with 2 updates a step, low, low, high, high
+    J = 1/Σ_i|o_i| · Σ_i Σ_t min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A]        ρ = π(o_it) / π_old(o_it)
+
+    A = w · (R − μ) / √(σ² + 1e-8)     R: the reward minus the KL penalty of this token and of all
+                                       after it; μ, σ²: mean and variance of R over the step
+    w = α·π_old(o_it) + 1 − α          AR (eq. 4): low-probability tokens weigh less, for any A
+
+Lopti (Algorithm 1) makes the step's updates in two stages: first on tokens with π_old ≤ η alone,
+then on the same responses' other tokens alone. With 2 updates per step, a step makes four: low,
+low, high, high.
 
 What differs from reinforce_pp.py is, line by line, what makes grpo_ar_lopti.py of grpo.py: --alpha,
 --eta, --lopti_stages; ar_weight in compute_advantages; in_stage and the stages in update. Only the
-default of α is different: 0.1, the paper's value here. `--alpha 0 --eta 0` is reinforce_pp.py to
-the last bit.
+default of α is different: 0.1, the paper's value here. `--alpha 0 --eta 0` is reinforce_pp.py,
+bitwise.
 
 Where this file deviates, and why:
-- All deviations of reinforce_pp.py: k1 as a logarithm, of π_old; no KL term in the loss.
-- All deviations of grpo_ar_lopti.py: π_old ≤ η; no optimizer step without a token. On
-  mathematics it has one of the two remedies, which the paper says for GRPO only (Appendix C.3).
+- All deviations of reinforce_pp.py: the penalty's k1 is a logarithm, of π_old; no KL term in J.
+- All deviations of grpo_ar_lopti.py: π_old instead of π; no update without a token. On mathematics
+  it has one of the two remedies, which the paper says for GRPO only (Appendix C.3).
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 reinforce_pp_ar_lopti.py …` for four):
     python reinforce_pp_ar_lopti.py --alpha 0.1 --eta 0.5 --steps 360
@@ -45,7 +51,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -54,11 +60,11 @@ class Args(settings.RunArgs):
 
     # ---- objective
     alpha: Fraction = 0.1  # α of advantage reweighting; 0: none
-    eta: Fraction = 0.5  # η, the largest probability that counts as low; 0: one stage, all tokens
+    eta: Fraction = 0.5  # η, the largest low probability; 0: one stage with all tokens
     lopti_stages: Literal["low,high", "high,low", "low", "high"] = "low,high"  # Lopti's, in order
     clip_low: Fraction = 0.2  # ε_low: the clip range of ρ begins at 1 − ε_low
     clip_high: NonNegativeFloat = 0.24  # ε_high: the clip range ends at 1 + ε_high
-    kl_coef: NonNegativeFloat = 0.001  # β, of the KL penalty; 0: no reference model is loaded
+    kl_coef: NonNegativeFloat = 0.001  # β, the weight of the KL penalty; 0 loads no reference model
     updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
 
     # ---- problems
@@ -76,8 +82,8 @@ class Args(settings.RunArgs):
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · its two matrices' product to a weight
+    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -91,13 +97,13 @@ class Args(settings.RunArgs):
     seed: NonNegativeInt = 0  # seeds the prompt order and the sampling
 
     def check(self):
-        """ValueError, saying what would be right, if two settings do not fit each other."""
+        """Raise ValueError if two settings do not fit each other. flags.check calls it."""
         if (self.lopti_stages, self.eta) in (("low", 0), ("high", 1)):
             raise ValueError(f"--lopti_stages {self.lopti_stages} has no token at --eta {self.eta}")
 
 
-# What the papers set differently for other tasks: runtime/papers.py. For mathematics, AR-Lopti uses
-# one of the two methods, not both (Table 3). Lopti alone is --alpha 0 --eta 0.5.
+# {task: {setting: value}}: the defaults that --task replaces, by those of the task's own paper. On
+# mathematics the AR-Lopti paper uses either AR or Lopti (Table 3); this is AR.
 TASKS = papers.TASKS | {"math": papers.TASKS["math"] | {"alpha": 0.1, "eta": 0.0}}
 
 # Exit here on --help or a bad flag: importing torch takes seconds. main reads the flags again.
@@ -154,7 +160,7 @@ class Policy(nn.Module):
         Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
         full vocabulary; without with_entropy it is zero.
         """
-        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
             # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
@@ -249,8 +255,9 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
-    when: the step, or "test" in an evaluation. --seed, `when` and the problem make the seed of a
-    request, on any number of processes alike. vLLM derives the seed of each response from that.
+    when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
+    the problem alone. From it, vLLM derives a seed per response. So the number of processes does
+    not matter.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -358,9 +365,10 @@ def token_returns(scores, batch, args):
 
 
 def compute_advantages(scores, batch, args):
-    """Advantage of every response token, [N, T]: its return, normalised over the step's tokens.
+    """Compute the advantage of every response token: its return, normalised over the step's tokens.
 
-    scores, batch: as in token_returns. The tokens of all processes count.
+    scores, batch: as in token_returns. Returns [N, T], zero outside the mask. Mean and variance
+    are over the tokens of all processes.
     """
     returns, mean, variance = token_returns(scores, batch, args)
     advantages = (returns - mean) / math.sqrt(variance + 1e-8)
@@ -370,9 +378,9 @@ def compute_advantages(scores, batch, args):
 
 
 def ar_weight(old_logp, alpha):
-    """AR: what each token's advantage is multiplied by, α·π_old + 1 − α (eq. 4), [N, T].
+    """Compute AR's factor of each token's advantage, α·π_old + 1 − α (eq. 4): [N, T].
 
-    old_logp [N, T], in nats: recorded before the update, so the weight carries no gradient.
+    old_logp [N, T], in nats, was computed before the update, so the factor carries no gradient.
     """
     return alpha * old_logp.exp() + 1 - alpha
 
@@ -428,10 +436,10 @@ def minibatches(batch, count):
 
 
 def in_stage(stage, batch, eta):
-    """Which response tokens a stage of Lopti updates, [N, T] of bool.
+    """Return the response tokens that a stage of Lopti updates: bool [N, T].
 
-    stage: "low", those with π_old ≤ η, or "high", the others. batch: its old_logp and mask are
-    [N, T]. Compared as logarithms, since a tiny π_old would round to 0.
+    stage: "low" for tokens with π_old ≤ η, "high" for the others. The batch's old_logp and mask
+    are [N, T]. Logarithms are compared, because a tiny π_old would round to 0, which is ≤ η = 0.
     """
     log_eta = math.log(eta) if eta > 0 else -math.inf
     is_low = batch["old_logp"] <= log_eta
@@ -439,9 +447,10 @@ def in_stage(stage, batch, eta):
 
 
 def update(policy, optimizer, batch, step, args):
-    """All optimizer updates of a step: in each stage of Lopti, one on each mini-batch.
+    """Make all optimizer updates of a step: in each stage of Lopti, one per mini-batch.
 
-    Returns clip_rate and low_rate (shares of tokens), grad_norm (a mean) and optimizer_steps.
+    Returns metrics: clip_rate and low_rate (fractions of tokens), grad_norm (mean),
+    optimizer_steps (count).
     """
     num_clipped = 0
     grad_norms = []  # one per update
@@ -450,7 +459,7 @@ def update(policy, optimizer, batch, step, args):
         # What the loss needs from the whole mini-batch, on all processes:
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
         minibatch = balance(minibatch, args)  # equal work for all processes
-        # Of this stage; the divisor is of both. The batch keeps its mask.
+        # From here, the mask has this stage's tokens alone; the divisor counts both stages.
         minibatch = {**minibatch, "mask": in_stage(stage, minibatch, args.eta)}
         if all_reduce(minibatch["mask"].sum()) == 0:
             continue  # no optimizer step
@@ -468,7 +477,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the number of clipped tokens and the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
@@ -497,7 +507,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
-@records.task_may_fail
+@records.task_may_fail  # an error of the task ends the run, with a checkpoint
 def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -538,9 +548,10 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
-    # End the run if policy, transformers and vLLM compute different models.
+    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
+    # tokens, after a sync of changed weights.
     same_model.check(policy, llm, sync_weights, train[0], args)
-    sync_weights(policy, llm, args)  # after a resume, vLLM still has the initial weights
+    sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
@@ -577,7 +588,7 @@ def main():
         # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after
+        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

@@ -2,10 +2,10 @@
 
 From *Back to Basics: Revisiting REINFORCE-Style Optimization for Learning from Human Feedback in
 LLMs* (Ahmadian et al. 2024, arXiv 2402.14740), Section 2.3. Prompts differ in difficulty, so the
-mean reward of the whole step is a poor baseline: to an easy prompt every response is "better than
+mean reward of the whole step is a poor baseline: every response to an easy prompt is "better than
 average". Here the baseline is the mean reward of the *other* responses to the same prompt. This
 baseline does not depend on the response itself, so the gradient stays unbiased, its size included.
-Maximise
+Maximise, over all responses o_i of a step and all their tokens o_it,
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t A_i · log π(o_it)
 
@@ -13,15 +13,15 @@ Maximise
 
     r_i = the rule's reward − β · log(π(o_i) / π_ref(o_i))             β: --kl_coef, 0 by default
 
-A is in units of the reward: there is no division by the standard deviation. So a group with rewards
-3 and −3 moves the weights more than a group with rewards 3 and 2. In grpo.py both have the
-advantages ±0.71.
+G is the number of responses to a prompt. A is in units of the reward: nothing divides it by the
+standard deviation. So a group with rewards 3 and −3 moves the weights more than a group with
+rewards 3 and 2. In grpo.py both have the advantages ±0.71.
 
 What differs from reinforce.py: compute_advantages; --kl_coef, with the reference model and the
-penalty in main, which takes a pass before the update. The penalty covers the whole response, a
-sum over its tokens; its gradient is not taken: it is a part of the reward.
+penalty in main, which takes a forward pass before the update. The penalty covers the whole
+response, as a sum over its tokens. It is part of the reward, so it carries no gradient.
 
-The paper leaves out ratio and clip on purpose: PPO's clip binds for less than 5 % of its tokens,
+The paper leaves out ratio and clip on purpose: PPO's clip applies to less than 5 % of its tokens,
 and learning is better without it (Section 3.2).
 
 The paper's settings: G is 2 or 4; β is 0.03 for TL;DR and 0.10 for HH, with a learned reward model
@@ -64,7 +64,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -72,8 +72,8 @@ class Args(settings.RunArgs):
     """
 
     # ---- objective
-    kl_coef: NonNegativeFloat = 0.0  # β, of the KL penalty; 0: no reference model is loaded
-    updates_per_step: PositiveInt = 1  # mini-batches of a step; all but the first are off-policy
+    kl_coef: NonNegativeFloat = 0.0  # β, the weight of the KL penalty; 0 loads no reference model
+    updates_per_step: PositiveInt = 1  # mini-batches per step; all but the first are off-policy
 
     # ---- problems
     task: str = "kk"  # kk, math, countdown, hitab, gym (see rewards/), or your own Python file
@@ -90,8 +90,8 @@ class Args(settings.RunArgs):
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · its two matrices' product to a weight
+    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -160,7 +160,7 @@ class Policy(nn.Module):
         Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
         full vocabulary; without with_entropy it is zero.
         """
-        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
             # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
@@ -255,8 +255,9 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
-    when: the step, or "test" in an evaluation. --seed, `when` and the problem make the seed of a
-    request, on any number of processes alike. vLLM derives the seed of each response from that.
+    when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
+    the problem alone. From it, vLLM derives a seed per response. So the number of processes does
+    not matter.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -345,16 +346,16 @@ def sync_weights(policy, llm, args):
 
 
 def compute_advantages(scores, batch, args):
-    """Advantage of every response token, [N, T]: the reward minus the mean of its group's others.
+    """Compute the advantage of every response token: the reward minus the others' mean.
 
     scores: one per response; the G responses to a prompt are consecutive.
-    response tokens; the advantage is zero elsewhere, and for a group of one response.
+    Returns [N, T], zero outside the batch's mask (response tokens) and in groups of one response.
     """
     rewards = torch.tensor([s["reward"] for s in scores])  # [N]
     k1 = (batch["old_logp"] - batch["ref_logp"]) * batch["mask"]  # [N, T]
     rewards = rewards - args.kl_coef * k1.sum(1)  # the KL penalty
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
-    # Subtracting the first reward changes no advantage, but equal rewards give exactly 0.
+    # Subtract the first reward, which cancels in A: then equal rewards have A = 0 exactly.
     groups = groups - groups[:, :1]
     sum_of_others = groups.sum(1, keepdim=True) - groups
     advantages = groups - sum_of_others / max(1, args.responses_per_prompt - 1)
@@ -367,7 +368,7 @@ def compute_advantages(scores, batch, args):
 
 
 def policy_loss(logp, batch, divisor, args):
-    """One micro-batch's part of −J.
+    """Compute one micro-batch's part of −J.
 
     logp [N, T] carries the gradient; the batch's advantages and mask are [N, T] too. divisor:
     Σ|o_i| of J, the response tokens of the whole mini-batch on all processes, so that the losses of
@@ -405,7 +406,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
@@ -432,7 +434,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
-@records.task_may_fail
+@records.task_may_fail  # an error of the task ends the run, with a checkpoint
 def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -473,9 +475,10 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
-    # End the run if policy, transformers and vLLM compute different models.
+    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
+    # tokens, after a sync of changed weights.
     same_model.check(policy, llm, sync_weights, train[0], args)
-    sync_weights(policy, llm, args)  # after a resume, vLLM still has the initial weights
+    sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
@@ -500,7 +503,7 @@ def main():
         scores = score(task, responses, problems)
         clock.lap("score")
 
-        # Probabilities before the update, the KL penalty, and advantages.
+        # Compute log-probabilities from before the update, the KL penalty, and advantages.
         batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
         if reference:
             batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
@@ -512,7 +515,7 @@ def main():
         # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after
+        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

@@ -2,27 +2,29 @@
 
 From *Soft Adaptive Policy Optimization* (Gao et al. 2025, arXiv 2511.20347). The clip is a switch:
 a token inside the range keeps its whole gradient, ρ·A·∇log π, and a token just outside gets none.
-SAPO keeps the share f' of the gradient, which falls smoothly as ρ moves away from 1 on either side:
+SAPO keeps the fraction f' of the gradient, which falls smoothly as ρ moves away from 1 on either
+side. Maximise, over the responses o_i of a mini-batch and their tokens o_it,
 
     J = mean over the responses of  1/|o_i| · Σ_t f(ρ)·A
 
-    f(ρ) = 4/τ · sigmoid(τ·(ρ − 1))       τ: tau_positive if A > 0, else tau_negative
-    f'(ρ) = 4·p·(1 − p)                   with p = sigmoid(τ·(ρ − 1)): 1 at ρ = 1, less elsewhere
+    f(ρ) = 4/τ · sigmoid(τ·(ρ − 1))    τ: tau_positive if A > 0, else tau_negative
+    f'(ρ) = 4·p·(1 − p)                with p = sigmoid(τ·(ρ − 1)): 1 at ρ = 1, less elsewhere
+    ρ  = π(o_it) / π_old(o_it)         π_old: the policy before this step's updates
+    A  = (r_i − mean) / (std + 1e-6)   the reward r_i, normalised in its group
 
-with ρ and A as in grpo.py. A token's gradient is f'(ρ)·ρ·A·∇log π. τ is a little larger if A < 0,
-so that such tokens fade sooner: to lower one token's probability raises all others, which is noise
-in a large vocabulary.
+A token's gradient is f'(ρ)·ρ·A·∇log π. τ is a little larger if A < 0, so that such tokens fade
+sooner: lowering one token's probability raises all others, which is noise in a large vocabulary.
 
 What differs from grpo.py: --tau_positive and --tau_negative instead of --clip_low and --clip_high;
 policy_loss; its divisor, which counts responses instead of tokens; the default of --kl_coef.
-clip_rate is the share of tokens whose gate f' is below 1/2: with τ = 1, tokens with ρ > 2.76. No ρ
-below 1 counts, since f' is 0.79 at ρ = 0.
+clip_rate is the fraction of tokens whose gate f' is below 1/2: with τ = 1, tokens with ρ > 2.76. No
+ρ below 1 counts, since f' is 0.79 at ρ = 0.
 
 Where this file deviates from the paper, and why:
-- `--kl_coef` above 0 adds a KL term, averaged like the rest; by default there is none, as in the
-  paper.
-- The clamp of log(π/π_old) to ±20 is grpo.py's. Beyond it the gradient is 0 to rounding in any
-  case: above because f' is, below because ρ is.
+- `--kl_coef` above 0 adds grpo.py's KL term, averaged like the rest; by default there is none, as
+  in the paper.
+- The clamp of log(π/π_old) to ±20 is grpo.py's. Beyond it the gradient rounds to 0 anyway: above
+  because f' does, below because ρ does.
 - All deviations of grpo.py, except for its divisor and its clip range.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 sapo.py` for four):
@@ -52,7 +54,7 @@ from runtime.settings import (
 @dataclasses.dataclass
 class Args(settings.RunArgs):
     """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B), except for the deviations that the top of this file names.
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
@@ -61,8 +63,8 @@ class Args(settings.RunArgs):
 
     # ---- objective
     tau_positive: PositiveFloat = 1.0  # τ of tokens with A > 0
-    tau_negative: PositiveFloat = 1.05  # τ of the others; the larger, the sooner they fade
-    kl_coef: NonNegativeFloat = 0.0  # β, weight of the KL term; 0: no reference model is loaded
+    tau_negative: PositiveFloat = 1.05  # τ of tokens with A < 0; a larger τ fades them sooner
+    kl_coef: NonNegativeFloat = 0.0  # β, the weight of the KL term; 0 loads no reference model
     updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
 
     # ---- problems
@@ -80,8 +82,8 @@ class Args(settings.RunArgs):
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · its two matrices' product to a weight
+    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -150,7 +152,7 @@ class Policy(nn.Module):
         Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
         full vocabulary; without with_entropy it is zero.
         """
-        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
             # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
@@ -245,8 +247,9 @@ def load_sampler(args):
 def generate(llm, problems, when, args, **sampling_params):
     """Generate responses with vLLM, in the order of the problems, and decode them.
 
-    when: the step, or "test" in an evaluation. --seed, `when` and the problem make the seed of a
-    request, on any number of processes alike. vLLM derives the seed of each response from that.
+    when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
+    the problem alone. From it, vLLM derives a seed per response. So the number of processes does
+    not matter.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -345,7 +348,7 @@ def compute_advantages(scores, batch, args):
     groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
-        # Rewards that differ by at most 1e-6 of the largest count as equal: that is rounding.
+        # If a group's rewards only differ by rounding (1e-6 of the largest), set all to the first.
         groups = groups.where(~measure.all_equal(groups), groups[:, :1])
         # Subtract the first reward, which cancels in A: then equal rewards have A = 0 exactly,
         # although their mean may be rounded.
@@ -362,11 +365,11 @@ def compute_advantages(scores, batch, args):
 
 
 def policy_loss(logp, batch, divisor, args):
-    """One micro-batch's part of −J, and how many of its tokens have a gate below 1/2.
+    """Compute one micro-batch's part of −J and the number of its tokens with a gate below 1/2.
 
     logp [N, T] carries the gradient; the batch's old_logp, ref_logp, advantages and mask are [N, T]
     too. divisor: the responses of the whole mini-batch on all processes, so that the losses of its
-    micro-batches add up to −J. The mask has all of a response's tokens or none.
+    micro-batches add up to −J. The mask has all tokens of a response, or none if its A is 0.
     """
     advantages = batch["advantages"]
     mask = batch["mask"]
@@ -377,7 +380,7 @@ def policy_loss(logp, batch, divisor, args):
     tau = tau.masked_fill(advantages > 0, args.tau_positive)
     p = torch.sigmoid(tau * (ratio - 1))  # [N, T]
     surrogate = 4 / tau * p * advantages
-    gate = 4 * p * (1 - p)  # f': the share that is left of the gradient
+    gate = 4 * p * (1 - p)  # f': the fraction of the gradient that is left
     clipped = (advantages != 0) & (gate < 0.5) & mask
 
     # To minimise the loss is to maximise J.
@@ -410,13 +413,13 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns metrics: clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (a number).
+    Returns metrics: clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (count).
     """
     num_clipped = 0
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
         # What the loss needs from the whole mini-batch, on all processes:
-        divisor = all_reduce(len(minibatch["mask"]))  # responses, of all processes
+        divisor = all_reduce(len(minibatch["mask"]))  # responses on all processes
         minibatch = balance(minibatch, args)  # equal work for all processes
 
         clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
@@ -431,7 +434,8 @@ def update(policy, optimizer, batch, step, args):
 def update_once(policy, optimizer, minibatch, divisor, step, args):
     """Make one optimizer update. Returns the number of clipped tokens and the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
@@ -460,7 +464,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 # --------------------------------------------------------------------------------------- evaluation
 
 
-@records.task_may_fail
+@records.task_may_fail  # an error of the task ends the run, with a checkpoint
 def evaluate(llm, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
@@ -501,9 +505,10 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
-    # End the run if policy, transformers and vLLM compute different models.
+    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
+    # tokens, after a sync of changed weights.
     same_model.check(policy, llm, sync_weights, train[0], args)
-    sync_weights(policy, llm, args)  # after a resume, vLLM still has the initial weights
+    sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
@@ -540,7 +545,7 @@ def main():
         # Update the policy, and pass its weights on to vLLM.
         weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # runs a few responses again: log π after
+        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

@@ -2,7 +2,7 @@
 
 If no response of the model is ever right, reinforcement learning has nothing to make more probable,
 and SFT comes first. The data are prompts with responses o_i: worked solutions, or chats whose last
-turn is learned. Over all tokens of a mini-batch's responses, maximise
+turn is learned. Over all responses o_i of a mini-batch and all their tokens o_it, maximise
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t log π(o_it)
 
@@ -10,20 +10,20 @@ This is reinforce.py's objective with two changes, and they are the lesson: the 
 instead of sampled, and each has the weight A_i = 1. So there is no sampler, no reward and no
 advantage; every response counts as good, and the model never sees its own mistakes. −J is the
 cross-entropy, so this is maximum likelihood. Prompts are not learned. The end of a response is
-learned: the tokenizer's eos token, even if the chat template's end of turn is another token.
+learned: the tokenizer's EOS token, even if the chat template ends a turn with another token.
 
 SFT or reinforcement learning? SFT needs somebody who writes the solutions, and teaches the model to
 write like them. Reinforcement learning needs a rule and a model that is sometimes right; it makes
 the model right more often, in its own ways. A model that is never right needs SFT first.
 
-What differs from reinforce.py: the sampler and all that needs one are gone; to_batch makes tensors
-of the given responses; policy_loss has no advantage; evaluate measures the loss on examples that
-are not learned from, in nats per token.
+What differs from reinforce.py: no sampler, and nothing that needs one; to_batch makes tensors of
+the given responses; policy_loss has no advantage; evaluate measures the loss, in nats per token, on
+held-out examples.
 
 Settings: the learning rate is constant, as in all scripts. SmolLM2's own recipe for its small
 models (alignment-handbook) has 1e-3 with a warm-up over a tenth of the steps and a cosine, two
 epochs and loss on all tokens; TRL's default is 2e-5. Without a warm-up 1e-3 is too much: on 16
-puzzles a step the loss was 1.70, 3.20, 2.69 in the first three steps, and with 3e-4 it was 1.70,
+puzzles per step the loss was 1.70, 3.20, 2.69 in the first three steps, and with 3e-4 it was 1.70,
 1.59, 1.29. Examples are not packed: rows of similar length share a forward pass.
 
 Command, for worked solutions of Knights & Knaves of which half are careful, and for chats:
@@ -50,32 +50,33 @@ from runtime.settings import (
 
 @dataclasses.dataclass
 class Args(settings.CommonArgs):
-    """Settings for worked solutions of logic puzzles, Knights & Knaves.
+    """Settings. The defaults suit worked solutions of Knights & Knaves puzzles.
 
-    Without a GPU, models/kk_tiny and its trainer_settings.json take the place of some. CommonArgs
-    adds settings that no algorithm reads. A type says what is allowed: a Fraction is in [0, 1].
+    A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
+    model of runs without a GPU, models/kk_tiny, has one. CommonArgs adds settings that no algorithm
+    reads. Types check ranges: Fraction is in [0, 1].
     """
 
     # ---- objective
-    updates_per_step: PositiveInt = 1  # mini-batches of a step, each with one optimizer update
+    updates_per_step: PositiveInt = 1  # mini-batches per step, each for one optimizer update
 
     # ---- problems
-    task: str = "kk"  # whose worked solutions are learned, if there is no --data with chats
-    careful: Fraction = 0.3  # kk: share of careful solutions; the others are hasty
-    restated: bool = False  # kk: careful ones repeat a speaker's role where they judge the claim
+    task: str = "kk"  # a task with worked solutions, which are learned unless --data has chats
+    careful: Fraction = 0.3  # kk: fraction of careful solutions; the others are hasty
+    restated: bool = False  # kk: careful solutions repeat a speaker's role before judging a claim
     chat_template: Literal["auto", "none"] = "auto"  # auto: the model's template; none: plain text
     max_prompt_tokens: PositiveInt = 1024  # problems with longer prompts are dropped
 
     # ---- examples
-    prompts_per_step: PositiveInt = 64  # examples; a multiple of updates_per_step × processes
-    max_response_tokens: PositiveInt = 4096  # longer responses are left out
+    prompts_per_step: PositiveInt = 64  # examples per step: a multiple of updates × processes
+    max_response_tokens: PositiveInt = 4096  # examples with longer responses are dropped
 
     # ---- optimizer
     lr: LearningRate = 1e-5  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (then raise --lr tenfold); 0: no LoRA
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · its two matrices' product to a weight
+    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -84,17 +85,17 @@ class Args(settings.CommonArgs):
     epochs: PositiveInt = 2  # passes over the training examples
     eval_every: PositiveInt = 20  # evaluate every this many steps, at the start and the end
     save_every: PositiveInt = 20  # write a checkpoint every this many steps and at the end
-    seed: NonNegativeInt = 0  # of the order of examples
+    seed: NonNegativeInt = 0  # seeds the order of the examples
 
     def check(self):
-        """ValueError, saying what would be right, if two settings do not fit each other."""
+        """Raise ValueError if two settings do not fit each other. flags.check calls it."""
         if self.data and (self.restated or self.careful != type(self).careful):
             raise ValueError(
                 "--careful and --restated are of the task's own solutions: give them without --data"
             )
 
 
-TASKS = {}  # no paper's settings
+TASKS = {}  # no task replaces defaults
 
 # Exit here on --help or a bad flag: importing torch takes seconds. main reads the flags again.
 flags.check(Args, TASKS)
@@ -142,7 +143,7 @@ class Policy(nn.Module):
         Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
         full vocabulary; without with_entropy it is zero.
         """
-        dtype = getattr(torch, self.args.dtype)  # autocast's, for matrix products
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
             # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
@@ -220,10 +221,11 @@ def log_probs(policy, batch, args, with_entropy=True):
 
 
 def to_batch(given):
-    """Examples as tensors, a row for each of the N; given: as rewards/examples.py makes them.
+    """Convert examples to tensors, one row per example.
 
-    ids [N, T]: prompt and response, padded with zeros on the right. mask [N, T]: True on response
-    tokens, the end token included.
+    given: examples from rewards/examples.py.
+    ids [N, T]: prompt and response, padded with zeros on the right.
+    mask [N, T]: True on response tokens, the EOS token included.
     """
     longest = max(len(one["prompt_ids"]) + len(one["response_ids"]) for one in given)
     ids = torch.zeros(len(given), longest, dtype=torch.long)
@@ -241,7 +243,7 @@ def to_batch(given):
 
 
 def policy_loss(logp, batch, divisor):
-    """One micro-batch's part of −J.
+    """Compute one micro-batch's part of −J.
 
     logp [N, T] carries the gradient; the batch's mask is [N, T] too. divisor: Σ|o_i| of J, the
     response tokens of the whole mini-batch on all processes, so that the losses of its
@@ -263,9 +265,9 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns loss and grad_norm (means), and optimizer_steps.
+    Returns metrics: loss and grad_norm (means), optimizer_steps (count).
     """
-    losses = []  # one for each update
+    losses = []  # one per update
     grad_norms = []
     for minibatch in minibatches(batch, args.updates_per_step):
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
@@ -280,9 +282,10 @@ def update(policy, optimizer, batch, step, args):
 
 
 def update_once(policy, optimizer, minibatch, divisor, step, args):
-    """One optimizer update. Returns the loss before it and the gradient norm.
+    """Make one optimizer update. Returns the loss before it and the gradient norm.
 
-    Gradients are summed over micro-batches and processes, then clipped to norm max_grad_norm.
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
     """
     scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
@@ -307,8 +310,8 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 
 
 def evaluate(policy, test, args):
-    """The loss on examples that are not learned from, in nats per response token."""
-    batch = to_batch(own_part(test))  # each process has its part
+    """Measure the loss on held-out examples, in nats per response token."""
+    batch = to_batch(own_part(test))  # this process's part
     logp, _ = log_probs(policy, batch, args, with_entropy=False)
     return {"eval/loss": -measure.token_mean(logp, batch["mask"])}
 
@@ -319,7 +322,7 @@ def evaluate(policy, test, args):
 def main():
     # Read flags, tokenizer and problems, and print the header. Exits here with --dry_run, and on
     # errors that flags.check could not see, such as a missing file. run writes the run's files,
-    # task makes prompts and scores responses, train and test are lists of problems.
+    # train and test are lists of examples.
     args, run, tokenizer, _, train, test = start.begin(Args, TASKS, examples)
 
     policy = load_policy(args, trained=True)
@@ -339,16 +342,16 @@ def main():
         step += 1
         clock = Clock()  # times each phase
 
-        # The next examples, and an update of the policy.
-        # This process's. Every epoch is shuffled anew, and the examples at its end that make no
-        # whole step are dropped.
+        # Update the policy with the next examples.
+        # Take this process's examples. Every epoch is shuffled anew; leftover examples that do not
+        # fill a step are dropped.
         given, num_used = next_problems(train, num_used, args)
         batch = to_batch(given)
         # For a metric: the fraction of weights that the update changes, in --dtype.
         weights_before = measure.some_weights(policy, args.dtype)
         updated = update(policy, optimizer, batch, step, args)  # metrics
         clock.lap("train")
-        timings = clock.end()  # seconds of each phase, and the peak of the memory
+        timings = clock.end()  # seconds per phase, peak memory
 
         # Log, evaluate, save.
         metrics = {

@@ -14,7 +14,7 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Annotated
 
 import torch
@@ -362,8 +362,7 @@ def angle(some, others):
 
 def mean_and_error(values):
     """Return (mean, standard error of the mean, or 0 for a single value) over batches."""
-    error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
-    return fmean(values), error
+    return fmean(values), float(stats.sem(values)) if len(values) > 1 else 0.0
 
 
 def over_batches(rows):

@@ -30,6 +30,7 @@ from runtime.ranks import RANK
 from runtime.settings import check_ranges
 
 ON_GPU = machine.has_gpu()
+READ = []  # what check has read, for read_once
 
 # For a machine without a GPU: a model of a million parameters, which learns while you watch. Its
 # folder has settings of its own.
@@ -69,7 +70,8 @@ def check(args_class, tasks):
         return
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # while loading Ctrl-C ends it, without traceback
     with errors_in_one_line():
-        args, _ = read(sys.argv[1:], args_class, tasks)
+        READ.append(read(sys.argv[1:], args_class, tasks))
+        args, _ = READ[0]
         check_settings(args)
         threads.choose_waiting(args.model)
     if RANK == 0:
@@ -107,6 +109,19 @@ def errors_in_one_line():
 
 
 # -------------------------------------------------------------------------------------- layers
+
+
+def read_once(args_class, tasks, on_gpu):
+    """Return what check has read. Read it now if it has not: another program imports the script.
+
+    on_gpu: whether torch finds a GPU. Read it again if the driver said otherwise (a container
+    without nvidia-smi), because defaults depend on it.
+    """
+    global ON_GPU
+    if READ and on_gpu == ON_GPU:
+        return READ.pop()
+    ON_GPU = on_gpu
+    return read(sys.argv[1:], args_class, tasks)
 
 
 def read(argv, args_class, tasks):

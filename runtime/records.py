@@ -216,8 +216,8 @@ class Records:
             self.warn_once(
                 "equal rewards",
                 f"step {metrics['step']} teaches nothing: all responses to a prompt have "
-                "the same reward, for every prompt. Read samples.jsonl, and zero_std_rate in "
-                "docs/troubleshooting.md.",
+                f"{'no hint' if 'hint_rate' in metrics else 'the same reward'}, for every prompt. "
+                "Read samples.jsonl, and zero_std_rate in docs/troubleshooting.md.",
             )
         if metrics.get("sampler_gap") is not None:
             self.check_gap(metrics["sampler_gap"])

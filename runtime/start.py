@@ -17,9 +17,8 @@ def begin(args_class, tasks, data=rewards):
     responses. Connects the processes, makes the run's folder and prints the header. An error that
     the user can fix ends the program with one line (exit code 2). --dry_run ends after the header.
     """
-    flags.ON_GPU = processes.ON_GPU  # torch knows for certain
     with flags.errors_in_one_line():
-        args, layers = flags.read(sys.argv[1:], args_class, tasks)
+        args, layers = flags.read_once(args_class, tasks, processes.ON_GPU)  # torch knows it
         tokenizer, task, train, test, sizes = prepare(args, data)
     if not args.dry_run:
         memory.keep_freed_memory()  # on a CPU, getting it again from the system is slow

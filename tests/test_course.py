@@ -505,3 +505,22 @@ def test_the_students_version_holds_no_solution_and_checks_all_the_same(tmp_path
         assert said in done.stdout, done.stdout + done.stderr
     with pytest.raises(ValueError, match="is not empty"):
         release.release(folder)
+
+
+def test_the_exact_numbers_are_those_of_closed_forms():
+    """With p the probability of the right response. A baseline changes no mean gradient: p(1 − p)."""
+    from course import exact
+
+    p = 0.25
+    for name, group, advantages in (("none", 8, exact.no_baseline), ("rloo", 4, exact.ADVANTAGES["rloo.py"])):
+        mean, variance = exact.moments(group, advantages)
+        assert exact.LIMIT * mean[0].item() == pytest.approx(p * (1 - p), rel=1e-6), name
+        if name == "none":  # of independent responses
+            assert exact.LIMIT**2 * variance[0].item() == pytest.approx(p * (1 - p) ** 3 / group, rel=1e-6)
+    mean, _ = exact.moments(2, exact.ADVANTAGES["grpo.py"])  # ±√½ in a mixed group, whose chance is 2p(1 − p)
+    assert exact.LIMIT * mean[0].item() == pytest.approx(2 * p * (1 - p) * 0.5**0.5 / 2, rel=1e-5)
+    long = {}
+    for divisor in ("constant", "tokens", "responses"):
+        _, of_short, of_long = exact.train(divisor, steps=10).tolist()
+        long[divisor] = of_long / (of_short + of_long)
+    assert long["constant"] == pytest.approx(0.5, abs=1e-9) and 0.51 < long["tokens"] < long["responses"] - 0.01

@@ -41,8 +41,8 @@ from tools.maintain import updates
 
 # Settings at which some tokens of the batch are cut off, and others not.
 CASES = {
-    "grpo": {}, "grpo_ar_lopti": {}, "gdpo": {}, "reinforce": {}, "rloo": {}, "opd": {}, "dr_grpo": {}, "ppo": {},
-    "reinforce_pp": {}, "entropy_top": {}, "archer": {},
+    "grpo": {}, "grpo_ar_lopti": {}, "gdpo": {}, "reinforce": {}, "rloo": {}, "opd": {}, "sdpo": {}, "dr_grpo": {},
+    "ppo": {}, "reinforce_pp": {}, "entropy_top": {}, "archer": {},
     "acpo": {"n_bins": 20},
     "gspo": {"clip_low": 0.05, "clip_high": 0.03},
     "cispo": {"clip_low": 0.05, "clip_high": 0.03},

@@ -23,7 +23,7 @@ A = 2 / (math.sqrt(8) + 1e-6)  # rewards 3 and −1: mean 1, deviation √8
 def script_args(script, rows=2, kl_coef=0.0):
     """A script's settings for `rows` responses to as many prompts; no KL term unless asked for."""
     sizes = common.Args(model=str(KK_TINY), prompts=rows, responses=1, max_tokens=100)
-    changes = {} if script in ("reinforce", "opd", "maxrl") else {"kl_coef": kl_coef}
+    changes = {} if script in ("reinforce", "opd", "sdpo", "maxrl") else {"kl_coef": kl_coef}
     return common.trainer_args(script, sizes, **changes)
 
 

@@ -51,6 +51,14 @@ def parse(*argv, **defaults):
     return flags.parse(list(argv), Args, Args(**defaults), "What it does.")
 
 
+def test_the_command_line_is_read_again_only_if_torch_finds_another_device(monkeypatch):
+    monkeypatch.setattr(flags, "read", lambda *_: flags.ON_GPU)
+    monkeypatch.setattr(flags, "READ", ["by check", "by check"])
+    monkeypatch.setattr(flags, "ON_GPU", False)
+    assert [flags.read_once(Args, {}, on_gpu) for on_gpu in (False, True)] == ["by check", True]
+    assert flags.READ.pop() and flags.read_once(Args, {}, True)
+
+
 def test_flags_in_both_spellings():
     assert parse("--updates_per_step", "16") == Args(updates_per_step=16)
     assert parse("--updates-per-step=16", lr=0.5) == Args(updates_per_step=16, lr=0.5)

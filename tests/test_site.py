@@ -67,6 +67,7 @@ def test_the_viewer_begins_with_the_parent_and_folds_imports_and_settings(page, 
     page.goto(f"{site.as_uri()}/diff.html#right=gigpo")
     assert page.input_value("#left") == family.PARENT["gigpo"]
     page.select_option("#right", "grpo_ar_lopti")
+    page.wait_for_function("document.querySelector('#counts').textContent.includes('grpo_ar_lopti')")
     assert page.input_value("#left") == "grpo"
     heads = page.locator("#viewer details").evaluate_all(
         "all => all.map((one) => [one.innerText.split(' ')[0], one.open])"
@@ -140,3 +141,26 @@ def test_a_search_finds_the_page_first_and_neither_quiz_nor_notes_nor_changes(pa
             assert found[query] and found[query][0].startswith(f"{name}.html"), (query, found[query][:3])
     unsought = ("CHANGELOG", "course/quiz", "course/lecturer", "benchmarks/")
     assert not [item["location"] for item in data["items"] if item["location"].startswith(unsought)]
+
+
+def test_home_leads_on_above_the_fold_and_the_lens_begins_where_its_sides_differ(page, site):
+    page.goto(f"{site.as_uri()}/index.html")
+    tops = [
+        page.locator("article .md-button", has_text=name).bounding_box()["y"] for name in ("Run it", "Course", "Alg")
+    ]
+    assert max(tops) < 800 and page.locator("header .md-source").first.get_attribute("href").endswith("some/repository")
+    for name in ("index", "lens", "course/lesson_5", "course/lesson_6"):
+        page.goto(f"{site.as_uri()}/{name}.html")
+        colours = "sides => sides.map((side) => [...side.children].map((token) => token.style.background))"
+        left, right = page.locator("#lens .text").evaluate_all(colours)
+        assert sum(a != b for a, b in zip(left, right)) >= 5, name
+
+
+def test_wide_pages_have_their_contents_beside_them_and_claims_their_plots(page, site):
+    page.set_viewport_size({"width": 1280, "height": 800})
+    for name in ("docs/claims", "docs/comparison", "docs/objectives", "lab/index"):
+        page.goto(f"{site.as_uri()}/{name}.html")
+        assert page.locator(".md-sidebar--secondary").is_visible(), name
+    page.goto(f"{site.as_uri()}/docs/claims.html")
+    plots, rows = (page.locator(f"article {what}").count() for what in ("svg.forest", "tr:has(td details)"))
+    assert plots >= rows > 50 and not page.locator("article td details[open]").count()

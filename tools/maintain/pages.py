@@ -64,6 +64,7 @@ OTHER_TITLES = {
     "reinforce": {"second": "weight"},
     "grpo_stale": {"second": "tis"},
     "opd": {"ref": "π<sub>teacher</sub>", "second": "weight"},
+    "sdpo": {"ref": "π with the hint", "second": "weight"},
 }
 LADDER = {  # the ladder's tables: title, the table whose column is shown too, script, which update, settings
     "reinforce": ("REINFORCE", None, "reinforce", "second", {}),

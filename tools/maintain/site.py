@@ -174,7 +174,8 @@ def home():
     text = text.replace("CLONE", f"```bash\n{clone}\n```" if ADDRESS_OF_REPOSITORY else "")
     codes = [family.code_lines(family.source(name)) for name in ("grpo", "dr_grpo")]
     hunks = "\n".join([*difflib.unified_diff(*codes, lineterm="", n=2)][2:])
-    text = text.replace("HUNKS", f"```diff\n{hunks}\n```").replace("PICTURE", first.split("\n\n", 2)[2])
+    text = text.replace("HUNKS", f"```diff\n{hunks}\n```")
+    text = text.replace("PICTURE", next(part for part in first.split("\n\n") if part.startswith(("<picture", "!["))))
     text = re.sub(r"^SECTION (.*)$", lambda match: sections.pop(match[1]), text, flags=re.MULTILINE)
     return "\n".join([text, *sections.values()])
 

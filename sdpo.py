@@ -1,0 +1,603 @@
+"""SDPO: self-distillation, in which the policy with a hint grades what it wrote without one.
+
+From *Reinforcement Learning via Self-Distillation* (Hübotter et al. 2026, arXiv 2601.20802). opd.py
+needs a better model as the teacher. Here the teacher is the policy itself, with a hint in its
+prompt: a right response of the same group. In hindsight the policy knows better which tokens of its
+own response lead to the answer. Maximise
+
+    J = 1/Σ_i|o_i| · Σ_i Σ_t A_it · log π(o_it | prompt)
+
+    A_it = log π(o_it | prompt, hint_i) − log π(o_it | prompt)     before the update, no gradient
+
+    hint_i   the first response to the same prompt that is right and is not o_i itself; otherwise
+             the task's feedback on o_i (the key "feedback" of a score: a compiler's message, say);
+             without either, A_it is 0
+
+Each token has an advantage of its own, as in opd.py. The mean gradient is that of −KL(π without the
+hint ‖ π with it) at each token, the text before it held fixed. Rewards decide which responses are
+right, and nothing else. A right response learns, too, if the group has another one.
+
+What it takes. The hint must change what the policy believes: a model that does not use its prompt
+as an example gives A near 0, or noise. The paper finds that the gain grows with the model's size.
+And hints only come if the policy is right now and then.
+
+The prompt with the hint is the problem's, with the hint added to its last turn:
+
+    {prompt}
+
+    Correct solution:
+
+    {a right response}
+
+    Correctly solve the original question.
+
+What differs from opd.py: no --teacher and no second model; find_hint; hinted_log_probs, which main
+calls in place of the teacher; the metric hint_rate, the share of responses with a hint. kl is the
+mean of −A, in nats per token.
+
+Where this file deviates from the paper and its release (lasgroup/SDPO, a fork of verl), and why:
+- A is of the sampled token, the paper's variant without logits: "reverse KL" in its release, and
+  TRL's default. The release's default compares the 100 most probable tokens and the rest, by the
+  Jensen-Shannon divergence (alpha 0.5), which needs these logits of both.
+- The teacher is the policy before the update. The release's is a moving average of the policies
+  (rate 0.05), against instability: a second copy of the weights.
+- The hint is the whole response. The release removes what is in <think>…</think>.
+- A response without a hint has A = 0 and counts in Σ|o_i|; the release divides by the tokens of
+  the others. AdamW hardly notices the scale.
+- The release weights tokens by π/π_old, at most 2, and by π_old/π_sampler, at most 2. With one
+  update a step the first one is 1; for the second see grpo_tis.py.
+- A hint with which the prompt exceeds --max_prompt_tokens + --max_response_tokens is dropped; the
+  release cuts it at 10,240 tokens.
+- Settings are GRPO's, as in the AR-Lopti paper. The release's own: --lr 1e-5 --prompts_per_step 32.
+- All deviations of opd.py.
+
+Command (one 80 GB GPU; `torchrun --nproc-per-node 4 sdpo.py` for four):
+    python sdpo.py
+"""
+
+import dataclasses
+from typing import Literal
+
+from runtime import flags, papers, settings
+from runtime.settings import (
+    Dtype,
+    EvaluationTemperature,
+    Fraction,
+    GroupSize,
+    LearningRate,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Temperature,
+)
+
+# ----------------------------------------------------------------------------------------- settings
+
+
+@dataclasses.dataclass
+class Args(settings.RunArgs):
+    """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
+
+    A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
+    model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
+    RunArgs adds settings. Types check ranges: Fraction is in [0, 1], GroupSize in [1, 16384].
+    """
+
+    # ---- objective
+    updates_per_step: PositiveInt = 1  # mini-batches per step; all but the first are off-policy
+
+    # ---- problems
+    task: str = "kk"  # kk, math, countdown, hitab, gym (see rewards/), or your own Python file
+    chat_template: Literal["auto", "none"] = "auto"  # auto: the model's template; none: plain text
+    max_prompt_tokens: PositiveInt = 1024  # problems with longer prompts are dropped
+
+    # ---- sampling
+    prompts_per_step: PositiveInt = 64  # a multiple of updates_per_step × processes (one per GPU)
+    responses_per_prompt: GroupSize = 8  # G, the group size: responses to each prompt
+    max_response_tokens: PositiveInt = 4096  # longer responses are truncated
+    temperature: Temperature = 0.7  # π is softmax(logits / temperature), in sampling and loss
+
+    # ---- optimizer
+    lr: LearningRate = 1e-6  # AdamW's learning rate, constant
+    weight_decay: Fraction = 0.01  # AdamW's weight decay
+    max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
+    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
+
+    # ---- run
+    model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
+    dtype: Dtype = "bfloat16"  # compute dtype; trained weights stay float32
+    steps: PositiveInt | None = None  # number of training steps; None: computed from --epochs
+    epochs: PositiveInt = 5  # passes over the training problems
+    eval_every: PositiveInt = 20  # evaluate every this many steps, at the start and the end
+    eval_temperature: EvaluationTemperature = 0.0  # sampling temperature in evaluations; 0: greedy
+    eval_samples: GroupSize = 1  # responses per test problem; more than one also gives pass@k
+    save_every: PositiveInt = 20  # write a checkpoint every this many steps and at the end
+    seed: NonNegativeInt = 0  # seeds the prompt order and the sampling
+
+
+# {task: {setting: value}}: the defaults that --task replaces, by those of the task's own paper.
+TASKS = papers.TASKS
+
+# Exit here on --help or a bad flag: importing torch takes seconds. main reads the flags again.
+flags.check(Args, TASKS)
+
+from statistics import fmean
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from rewards import score
+from runtime import (
+    checkpoints,
+    eight_bits,
+    engine,
+    float16,
+    lora,
+    measure,
+    passes,
+    processes,
+    quiet,
+    records,
+    same_model,
+    start,
+)
+from runtime.chats import decode, encode, read_template_options
+from runtime.clock import Clock
+from runtime.dealing import balance, next_problems, own_part
+from runtime.families import text_only
+from runtime.passes import micro_batches
+from runtime.placement import place
+from runtime.processes import DEVICE, WORLD_SIZE, all_reduce, full_tensor
+
+# ----------------------------------------------------------------------- policy (log-probabilities)
+
+
+class Policy(nn.Module):
+    """A causal language model that returns the log-probabilities of given tokens."""
+
+    def __init__(self, lm, args):
+        super().__init__()
+        self.lm = lm
+        self.args = args
+
+    def forward(self, ids, mask, temperature, with_entropy=False):
+        """Compute the log-probability and entropy, in nats, of each response token.
+
+        ids [N, T]: prompt and response, padded on the right. Causal attention needs no attention
+        mask here: real tokens do not see the padding after them.
+        mask [N, T]: True on response tokens.
+        Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
+        full vocabulary; without with_entropy it is zero.
+        """
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
+        with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
+            hidden = self.hidden_states(ids, mask)  # [N, T, D]
+            # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
+            # of tokens 1 to T − 1. No response token is lost, because the prompt comes first.
+            states = hidden[:, :-1][mask[:, 1:]]  # [num_tokens, D]
+            targets = ids[mask]  # [num_tokens], in the same order
+            # Apply self.head to one chunk of tokens at a time, and recompute its logits in the
+            # backward pass: the logits of all tokens would be the largest tensor here.
+            logp, entropy = passes.in_chunks(self.head, states, targets, temperature, with_entropy)
+        return to_rows(logp, mask), to_rows(entropy, mask)
+
+    def hidden_states(self, ids, mask):
+        """Compute the final hidden state of every token, the input of the head: [N, T, D]."""
+        # Start from float32 embeddings, so that the residual stream stays float32, whatever the
+        # weights' dtype. autocast rounds only the inputs of matrix products.
+        embedded = passes.embed(self.lm, ids)  # {"inputs_embeds": [N, T, D] in float32}
+        # If all rows of this call begin with the same prompt, its length; 0 if they don't, or if
+        # computing it once would save no time. Result and gradient are the same.
+        length = passes.length_to_share(ids, mask, self.args)
+        if length > 0:
+            return passes.with_shared_prompt(self.lm.model, embedded, length)
+        return self.lm.model(**embedded, use_cache=False).last_hidden_state
+
+    def head(self, states, targets, temperature, with_entropy):
+        """Compute log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
+        logits = passes.logits(self.lm, states)  # [n, vocabulary] in float32
+        all_log_probs = logits.div_(temperature).log_softmax(-1)  # in place: saves memory
+        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of the targets: [n]
+        entropy = torch.zeros_like(logp)
+        if with_entropy:
+            with torch.no_grad():  # a metric only
+                entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
+        return logp, entropy
+
+
+def to_rows(values, mask):
+    """Scatter values [num_tokens] to the response tokens of [N, T]; zero elsewhere."""
+    return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, values)
+
+
+def load_policy(args, trained):
+    """Load the model: to train it, in float32, or frozen, in --dtype (a reference, if any)."""
+    dtype = torch.float32 if trained else getattr(torch, args.dtype)
+    # If the model also reads images, text_only leaves that part out.
+    lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, **text_only(args.model))
+    policy = Policy(lm, args)
+    policy.requires_grad_(trained)
+    if trained and args.lora_rank > 0:
+        lora.add_adapters(policy, args)  # trains only these; casts all else to --dtype
+    return place(policy, args)  # to its device; sharded if there are several processes
+
+
+@torch.no_grad()
+def log_probs(policy, batch, args, with_entropy=True):
+    """Compute log-probability and entropy of a batch's response tokens, without gradient.
+
+    Returns two tensors [N, T] on the CPU, zero outside the mask.
+    """
+    all_logp = torch.zeros(batch["ids"].shape)
+    all_entropy = torch.zeros(batch["ids"].shape)
+    # A micro-batch is on the policy's device and has as many rows as fit in one forward pass,
+    # padded to the longest of them. Each row comes once, longest first; rows without response
+    # tokens are skipped. The last argument is the progress bar's title.
+    for rows, micro in micro_batches(batch, args, "log-probabilities"):
+        logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, with_entropy)
+        length = logp.shape[1]
+        # Add, don't assign. With sharded weights, all processes must run the same number of passes.
+        # A process that finishes early repeats its last pass with an empty mask, which gives zeros.
+        all_logp[rows, :length] += logp.cpu()
+        all_entropy[rows, :length] += entropy.cpu()
+    return all_logp, all_entropy
+
+
+# ------------------------------------------------------------------------------------------ sampler
+
+
+def load_sampler(args):
+    """Start this process's vLLM engine, before the policy takes memory."""
+    options = engine.options(args)  # sets environment variables, too: call it before the import
+    from vllm import LLM
+
+    with quiet.library_notices():  # hides all of vLLM's output but errors
+        return LLM(
+            model=args.model,
+            dtype=args.dtype,
+            seed=args.seed,
+            logprobs_mode="processed_logprobs",  # at the sampling temperature
+            **options,
+        )
+
+
+def generate(llm, problems, when, args, **sampling_params):
+    """Generate responses with vLLM, in the order of the problems, and decode them.
+
+    when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
+    the problem alone. From it, vLLM derives a seed per response. So the number of processes does
+    not matter.
+    sampling_params: further arguments for SamplingParams.
+    """
+    from vllm import SamplingParams
+
+    prompts = []
+    params = []
+    for problem in problems:
+        prompts.append({"prompt_token_ids": problem["prompt_ids"]})
+        params.append(
+            SamplingParams(
+                seed=engine.request_seed(args.seed, when, problem["id"]),
+                max_tokens=args.max_response_tokens,
+                stop_token_ids=engine.end_tokens(args.model),  # EOS tokens
+                detokenize=False,  # decode() below does it for all responses at once
+                **sampling_params,
+            )
+        )
+    engine.empty_prefix_cache(llm)  # older weights computed its keys and values
+    outputs = llm.generate(prompts, params, use_tqdm=engine.progress_bar(when))
+    responses = []
+    for output in outputs:  # one per prompt
+        responses += output.outputs
+    # Decode without the EOS token and other tokens that only control the chat.
+    for response, text in zip(responses, decode(llm.get_tokenizer(), responses)):
+        response.text = text
+    return responses
+
+
+def sample(llm, problems, step, args):
+    """Sample responses from the current policy. Returns tensors (see to_batch) and vLLM's outputs.
+
+    problems: one per response, so each problem is repeated G times in a row.
+    """
+    responses = generate(
+        llm,
+        problems[:: args.responses_per_prompt],  # each problem once; n asks for G responses
+        step,
+        args,
+        n=args.responses_per_prompt,
+        temperature=args.temperature,
+        logprobs=0,  # return log π of each sampled token, and of 0 others
+        flat_logprobs=True,  # fast: response.logprobs.logprobs is a plain list of numbers
+    )
+    return to_batch(problems, responses), responses
+
+
+def to_batch(problems, responses):
+    """Convert prompts and responses to tensors, one row per response.
+
+    ids [N, T]: prompt and response, padded with zeros on the right.
+    mask [N, T]: True on response tokens, the EOS token included.
+    sampler_logp [N, T]: vLLM's own log-probabilities.
+    """
+    prompts = [problem["prompt_ids"] for problem in problems]
+    rows = list(zip(prompts, responses))
+    longest = max(len(prompt) + len(response.token_ids) for prompt, response in rows)
+    ids = torch.zeros(len(rows), longest, dtype=torch.long)
+    mask = torch.zeros(len(rows), longest, dtype=torch.bool)
+    sampler_logp = torch.zeros(len(rows), longest)
+    for i, (prompt, response) in enumerate(rows):
+        begin = len(prompt)
+        end = begin + len(response.token_ids)
+        ids[i, :begin] = torch.tensor(prompt)
+        ids[i, begin:end] = torch.tensor(response.token_ids)
+        mask[i, begin:end] = True
+        sampler_logp[i, begin:end] = torch.tensor(response.logprobs.logprobs)
+    return {"ids": ids, "mask": mask, "sampler_logp": sampler_logp}
+
+
+def sync_weights(policy, llm, args):
+    """Copy the policy's weights to vLLM, one tensor at a time, in --dtype."""
+
+    def named_weights():
+        # remove_duplicate=False: if embedding and head share a tensor, send it under both names,
+        # because vLLM may hold two copies. full_tensor gathers a weight's shards, so all processes
+        # must go through the weights in the same order. With LoRA, each adapter is merged into its
+        # weight; without LoRA, the weights are sent unchanged.
+        for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
+            weight = full_tensor(weight.to(getattr(torch, args.dtype)))
+            yield name, eight_bits.rounded(policy.lm, name, weight, args)  # if --sampler_dtype
+
+    engine.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
+
+
+# --------------------------------------------------------------------------------------- advantages
+
+
+SOLUTION = """
+
+Correct solution:
+
+{}
+
+Correctly solve the original question."""
+
+FEEDBACK = """
+
+The following is feedback from your unsuccessful earlier attempt:
+
+{}
+
+Correctly solve the original question."""
+
+
+def find_hint(i, responses, scores, args):
+    """Return the text to add to the prompt of response i: a right sibling, or feedback; or ""."""
+    first = i - i % args.responses_per_prompt  # of its group
+    for j in range(first, first + args.responses_per_prompt):
+        if j != i and scores[j]["correct"]:
+            return SOLUTION.format(responses[j].text)
+    return FEEDBACK.format(scores[i]["feedback"]) if scores[i].get("feedback") else ""
+
+
+def hinted_log_probs(policy, batch, problems, responses, scores, tokenizer, args):
+    """Compute log π(o_it | prompt, hint) of every response token.
+
+    Returns it, [N, T], and whether each response has a hint, [N, 1] of bool. Without a hint it is
+    the batch's old_logp, so that A is 0.
+    """
+    hinted = list(problems)
+    has_hint = torch.zeros(len(problems), 1, dtype=torch.bool)
+    for i, problem in enumerate(problems):
+        hint = find_hint(i, responses, scores, args)
+        *before, last = problem["messages"]
+        last = {**last, "content": last["content"] + hint}
+        problem = {**problem, "messages": [*before, last]}
+        ids = encode(tokenizer, problem, args.chat_template, read_template_options(args))
+        if hint and len(ids) <= args.max_prompt_tokens + args.max_response_tokens:
+            hinted[i] = {"prompt_ids": ids}
+            has_hint[i] = True
+    batch_with_hints = to_batch(hinted, responses)
+    batch_with_hints["mask"] &= has_hint  # no pass for the others
+    logp, _ = log_probs(policy, batch_with_hints, args, with_entropy=False)
+    # The response tokens are the same, but stand further right: move them to their places.
+    logp = to_rows(logp[batch_with_hints["mask"]], batch["mask"] & has_hint)
+    return torch.where(has_hint, logp, batch["old_logp"]), has_hint
+
+
+def compute_advantages(scores, batch, args):
+    """Compute the advantage of every response token: −(log π − log π_teacher).
+
+    The batch's old_logp, teacher_logp and mask are [N, T]. Returns [N, T], zero outside the mask.
+    scores are not used. No baseline is needed: A is 0 where student and teacher agree.
+    """
+    advantages = batch["teacher_logp"] - batch["old_logp"]  # [N, T]
+    # Each response token gets the advantage; all other places get 0.
+    return advantages * batch["mask"]  # [N, T]
+
+
+# --------------------------------------------------------------------------------------------- loss
+
+
+def policy_loss(logp, batch, divisor, args):
+    """Compute one micro-batch's part of −J.
+
+    logp [N, T] carries the gradient; the batch's advantages and mask are [N, T] too. divisor:
+    Σ|o_i| of J, the response tokens of the whole mini-batch on all processes, so that the losses of
+    its micro-batches add up to −J.
+    """
+    loss = -batch["advantages"] * logp  # [N, T]
+    return loss[batch["mask"]].sum() / divisor
+
+
+# ------------------------------------------------------------------------------------------- update
+
+
+def minibatches(batch, count):
+    """Yield `count` equal parts of the batch, in order. No group is split."""
+    size = len(batch["ids"]) // count
+    for first in range(0, count * size, size):
+        yield {name: value[first : first + size] for name, value in batch.items()}
+
+
+def update(policy, optimizer, batch, step, args):
+    """Make all optimizer updates of a step, one per mini-batch.
+
+    Returns grad_norm (a mean) and optimizer_steps.
+    """
+    grad_norms = []  # one per update
+    for minibatch in minibatches(batch, args.updates_per_step):
+        # What the loss needs from the whole mini-batch, on all processes:
+        divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
+        minibatch = balance(minibatch, args)  # equal work for all processes
+
+        grad_norms.append(update_once(policy, optimizer, minibatch, divisor, step, args))
+    return measure.of_updates(grad_norms, args)
+
+
+def update_once(policy, optimizer, minibatch, divisor, step, args):
+    """Make one optimizer update. Returns the gradient norm.
+
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
+    """
+    scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
+    minibatch_loss = 0.0
+    # For speed, if β is 0, drop tokens with A = 0 from the mask: they have no gradient. The divisor
+    # still counts them. If no token is left, one pass still runs, so that AdamW gets zeros.
+    minibatch = passes.without_idle(minibatch, args)
+    for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
+        logp, _ = policy(micro["ids"], micro["mask"], args.temperature)
+        loss = policy_loss(logp, micro, divisor, args)
+        # If there are several processes, FSDP2 averages their gradients: × WORLD_SIZE is the sum.
+        scaler.scale(loss * WORLD_SIZE).backward()
+        minibatch_loss += loss.detach().double()  # .item() would wait for the GPU
+    scaler.unscale_(optimizer)
+    grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
+    grad_norm = full_tensor(grad_norm).item()  # under FSDP2 it is a DTensor: gather it
+    # Exit if the loss or the norm is NaN or infinite, while the weights are still good. In float16
+    # such a norm is only an overflow: scaler.step skips this update and lowers the loss's scale.
+    records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
+    scaler.step(optimizer)  # optimizer.step(), then torch's scaler.update()
+    optimizer.zero_grad()
+    return grad_norm
+
+
+# --------------------------------------------------------------------------------------- evaluation
+
+
+@records.task_may_fail  # an error of the task ends the run, with a checkpoint
+def evaluate(llm, task, problems, step, run, args):
+    """Measure accuracy on the test problems, and save some of the responses.
+
+    Returns the accuracy of each category of problems and the mean over categories. With several
+    responses (--eval_samples), also pass@k: the chance that one of k is right (arXiv 2107.03374).
+    """
+    mine = own_part(problems)  # this process's problems; no other process has them
+    k = args.eval_samples
+    responses = generate(llm, mine, "test", args, n=k, temperature=args.eval_temperature)
+    asked = []  # one problem per response
+    for problem in mine:
+        asked += [problem] * k
+    scores = score(task, responses, asked)  # keys: reward, correct, format (see main)
+    run.write_tests(step, mine, responses[::k], scores[::k])  # the first response per problem
+    accuracy = measure.accuracy_by_category("eval/accuracy", asked, scores)  # over all processes
+    pass_at_k = measure.pass_at_each_k("eval/pass", asked, scores, k)  # {} if k is 1
+    return {"eval/accuracy": fmean(accuracy.values()), **accuracy, **pass_at_k}
+
+
+# --------------------------------------------------------------------------------------------- main
+
+
+def main():
+    # Read flags, tokenizer and problems, and print the header. Exits here with --dry_run, and on
+    # errors that flags.check could not see, such as a missing file. run writes the run's files,
+    # task makes prompts and scores responses, train and test are lists of problems.
+    args, run, tokenizer, task, train, test = start.begin(Args, TASKS)
+
+    llm = load_sampler(args)
+    policy = load_policy(args, trained=True)
+    optimizer = torch.optim.AdamW(
+        policy.parameters(), lr=args.lr, weight_decay=args.weight_decay, fused=True
+    )
+    # Steps done and training problems used so far: 0, 0 unless the run is resumed.
+    step, num_used = checkpoints.load(policy, optimizer, args.resume)
+    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
+    # tokens, after a sync of changed weights.
+    same_model.check(policy, llm, sync_weights, train[0], args)
+    sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
+    run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
+    if step == 0:
+        run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
+
+    saved = step
+    while step < args.steps and not run.interrupted():
+        # If the task fails in this step, the run ends with a checkpoint of the steps before.
+        run.begin_step(policy, optimizer, tokenizer, step, num_used, args)
+        step += 1
+        clock = Clock()  # times each phase
+
+        # Sample a group of responses to each prompt.
+        # Take this process's problems, each repeated G times in a row. Every epoch is shuffled
+        # anew; leftover problems that do not fill a step are dropped.
+        problems, num_used = next_problems(train, num_used, args)
+        batch, responses = sample(llm, problems, step, args)
+        clock.lap("sample")
+        engine.sleep(llm)  # frees GPU memory for training; sync_weights wakes it up
+
+        # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
+        # the answer right?) and format (are the required tags there?).
+        scores = score(task, responses, problems)
+        clock.lap("score")
+
+        # Compute log-probabilities from before the update, without and with hints, and advantages.
+        batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
+        batch["teacher_logp"], has_hint = hinted_log_probs(  # [N, T], [N, 1]
+            policy, batch, problems, responses, scores, tokenizer, args
+        )
+        batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
+        clock.lap("logprob")
+
+        # Update the policy, and pass its weights on to vLLM.
+        weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
+        updated = update(policy, optimizer, batch, step, args)  # metrics
+        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
+        clock.lap("train")
+        sync_weights(policy, llm, args)
+        timings = clock.end("sync")  # seconds per phase, peak memory
+
+        # Log, evaluate, save.
+        gap = (batch["old_logp"] - batch["sampler_logp"]).abs()  # [N, T]
+        metrics = {
+            "step": step,
+            **measure.of_responses(responses, problems, scores, args),  # reward, accuracy, lengths
+            # Means over the response tokens of all processes:
+            "entropy": measure.token_mean(batch["entropy"], batch["mask"]),
+            "sampler_gap": measure.token_mean(gap, batch["mask"]),
+            "kl": measure.token_mean(batch["old_logp"] - batch["teacher_logp"], batch["mask"]),
+            "hint_rate": measure.mean_of_all(has_hint.flatten().tolist()),
+            **updated,
+            "weights_changed": measure.share_changed(weights_before, policy, args.dtype),
+            **timings,
+        }
+        if step == args.steps or (step % args.eval_every == 0 and not run.interrupted()):
+            metrics.update(evaluate(llm, task, test, step, run, args))
+        run.write(metrics)  # to metrics.jsonl, TensorBoard and, in one line, the terminal
+        run.write_samples(step, problems, responses, scores)  # saves a few of them
+        if step % args.save_every == 0:
+            # Even if the run is killed here, the last complete checkpoint stays intact.
+            checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)
+            saved = step
+
+    if saved < step:  # after the last step, or an interruption
+        checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)
+    run.close(step)  # plots the curves; prints how the run ended and how to resume it
+    del llm  # must come first: processes.end closes vLLM's process group
+    processes.end()
+
+
+if __name__ == "__main__":
+    main()
