@@ -77,6 +77,13 @@ def test_a_run_that_fails_is_not_kept(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_another_programs_file_is_not_written_over(tmp_path, capsys):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(SystemExit):
+        compare.main(compare.Args(entries=["x: grpo.py"], folder=tmp_path, name="metrics"))
+    assert "metrics.jsonl is no file of saved runs: give another --name" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("suite", compare.SUITES)
 def test_every_entry_of_a_suite_is_a_command_that_its_script_takes(suite):
     common, commands, _ = compare.read_suite(suite)

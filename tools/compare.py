@@ -284,6 +284,8 @@ def main(args):
         file = folder / f"{title if is_own else SUITES[args.suite].get('flags_of', args.suite)}.jsonl"
         if unknown := set(args.only) - commands.keys():
             raise ValueError(f"--only {' '.join(sorted(unknown))}: the entries are {', '.join(commands)}")
+        if file.exists() and not kept.read_file(file, None):
+            raise ValueError(f"{file} is no file of saved runs: give another --name or --folder")
         folder.mkdir(parents=True, exist_ok=True)
         runs = read_runs(folder, commands, common, seeds)
     wanted = [] if args.draw_only else args.only or commands

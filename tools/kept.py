@@ -36,7 +36,7 @@ def read_file(path, _version):
             run = json.loads(line)
         except ValueError as error:
             raise ValueError(f"{path}, line {number} can't be read: {error}") from None
-        if "run" in run and found.setdefault(run["run"], run) != run:
+        if isinstance(run, dict) and "run" in run and found.setdefault(run["run"], run) != run:
             raise ValueError(f"{path}, line {number} is a second run named {run['run']}: remove one of them")
     return found
 
