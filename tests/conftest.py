@@ -306,6 +306,8 @@ def step_of_main(trainer, args, batch, rewards, monkeypatch, calls=None):
             patch.setattr(trainer, name, stand_in)
         patch.setattr(trainer, "snapshot", lambda *_: None, raising=False)  # of those with a --lag
         patch.setattr(trainer, "check_sampler", named("check"), raising=False)  # grpo_async.py's
+        has_hint = (batch["ref_logp"] != batch["old_logp"]).any(1, keepdim=True)
+        patch.setattr(trainer, "hinted_log_probs", lambda *_: (batch["ref_logp"], has_hint), raising=False)  # sdpo.py's
         for name in ("check", "compare"):
             patch.setattr(trainer.same_model, name, named("check"))
         patch.setattr(trainer.start, "begin", lambda *_: begun)
