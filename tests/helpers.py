@@ -153,7 +153,8 @@ def advantages_of(rewards, trainer=grpo, group=4, old_logp=None, **changes):
         old_logp = torch.zeros(mask.shape, dtype=torch.float64)
     args = arguments(trainer, responses_per_prompt=group, **changes)
     batch = {"mask": mask, "old_logp": old_logp, "ref_logp": old_logp}
-    return updates.with_advantages(trainer.__name__, batch, rewards, rewards > 0, args)["advantages"]
+    correct = rewards > 0 if rewards.dim() == 1 else None  # gdpo.py's are in parts
+    return updates.with_advantages(trainer.__name__, batch, rewards, correct, args)["advantages"]
 
 
 def padded(rows):

@@ -69,6 +69,7 @@ def test_three_scripts_and_each_ones_own_difference_are_in_the_docstring():
     [
         ("gspo cispo", "gspo.py and cispo.py are alternatives: both change the objective"),
         ("gdpo dr_grpo", "are alternatives"),
+        ("dapo gspo grpo_tis cispo", "gspo.py and cispo.py are alternatives"),
         ("dapo grpo_async", "change the same lines:\n  main, in dapo.py:\n"),
         ("grpo dapo", "grpo.py is contained in dapo.py already"),
         ("grpo_async grpo_tis", "grpo_tis.py is contained in grpo_async.py already"),

@@ -93,7 +93,8 @@ def test_truncated_responses_leave_the_loss_and_not_the_group(monkeypatch):
         args = dapo.Args(**shape, max_response_tokens=9, overlong_buffer=4, mask_truncated=flag)
         kept[flag], *_ = dapo.dynamic_sampling(None, None, [], 0, 1, clock.Clock(), args)
     assert kept[False]["mask"].sum(1).tolist() == [4, 9, 9, 5] and kept[True]["mask"].sum(1).tolist() == [4, 0, 0, 5]
-    assert kept[False]["rewards"].tolist() == kept[True]["rewards"].tolist() == [[1], [-1], [0], [0]]
+    found = [[one["reward"] for one in kept[flag]["scores"]] for flag in (False, True)]
+    assert found == [[1, -1, 0, 0]] * 2
 
 
 @pytest.mark.parametrize(("mixed", "kept"), [({0, 1, 3, 4}, [0, 1, 3]), ({0, 1, 4}, [0, 1, 4])])

@@ -192,7 +192,12 @@ def of_grpo_stale(rows, args):
     if args.correction != "ppo":
         return of_grpo_tis(rows, args)
     # log π_old − log π_sampler is part of the way
-    return of_grpo([(a, [SimpleNamespace(moved=t.moved + t.gap) for t in row]) for a, row in rows], args)
+    moved = of_grpo([(a, [SimpleNamespace(moved=t.moved + t.gap) for t in row]) for a, row in rows], args)
+    for (_, row), given in zip(rows, moved):
+        mean = math.exp(math.fsum(token.gap for token in row) / len(row))
+        if args.mask == "geometric" and not args.mask_low <= mean <= args.mask_high:
+            given[:] = [(0, cut) for _, cut in given]
+    return moved
 
 
 TOKENS, RESPONSES, LONGEST = "tokens", "tokens of a response, then responses", "responses times the longest"
@@ -230,6 +235,7 @@ CASES = {script: (script, {}) for script in REFERENCES} | {
     "grpo_stale, none": ("grpo_stale", {"correction": "none"}),
     "grpo_stale, icepop": ("grpo_stale", {"correction": "icepop"}),
     "grpo_stale, ppo": ("grpo_stale", {"correction": "ppo"}),
+    "grpo_stale, ppo and geometric": ("grpo_stale", {"correction": "ppo", "mask": "geometric", "mask_low": 0.9}),
 }
 # Without a KL term tokens of advantage 0 go through no pass, and count as before.
 CASES |= {f"{script}, no KL": (script, {"kl_coef": 0.0}) for script in REFERENCES}
@@ -320,8 +326,7 @@ def test_a_ratio_at_the_very_bound_is_not_clipped(script):
             settings = {"clip_base": bound} if script == "acpo" else {"clip_high": bound, "clip_low": bound}
             batch = {"mask": one > 0, "old_logp": -one - moved, "ref_logp": -one, "advantages": advantage * one}
             batch |= {"clip_range": bound * one, "weight": one}
-            divisor = () if script == "acpo" else (1,)
-            _, clipped = trainer.policy_loss(-one, batch, *divisor, arguments(trainer, **settings, kl_coef=0.0))
+            _, clipped = trainer.policy_loss(-one, batch, 1, arguments(trainer, **settings, kl_coef=0.0))
             assert clipped.item() == (narrower > 0)
 
 

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from runtime import flags
 from tools import family
 
-# Two scripts that change the same lines of these are alternatives: both say what is maximised.
+# Two scripts that change the same lines of these are alternatives: both say what is maximised, or over which tokens.
 OBJECTIVE = {"policy_loss", "compute_advantages", "token_returns", "estimate_advantages", "value_loss"}
 WIDTH = 100  # columns of a script
 QUOTES, NEW_PARAGRAPH = '"', "\n\n"
@@ -128,7 +128,8 @@ def merged(base, one, other):
     if conflicts:
         raise ExceptionGroup("", conflicts)
     imports = {block: one.imports[block] + other.imports[block] for block in base.imports}
-    return Script(one.name, "", {key: text for key, text in parts.items() if text is not None}, imports)
+    name = f"{one.name}.py, {other.name}"
+    return Script(name, "", {key: text for key, text in parts.items() if text is not None}, imports)
 
 
 def order_of(base, one, other):
@@ -162,7 +163,8 @@ def merged_piece(key, base, one, other, names):
     if key.startswith("Args.") and ":" in base.partition("=")[0]:
         return merged_setting(key, base, one, other, names)
     text = merged_lines(key, *codes, names)
-    return text.replace(f"    {DOC}\n", merged_docstring(*docstrings, names), 1) if DOC in text else text
+    new = merged_docstring(*docstrings, names)
+    return re.sub(rf"^ *{re.escape(DOC)}\n", lambda _: new, text, count=1, flags=re.M)
 
 
 def other_head(check):
@@ -177,13 +179,17 @@ def merged_docstring(base, one, other, names):
     if base == other:
         return one
     indent = one[: len(one) - len(one.lstrip())]
-    both = [f"In {name}.py:\n{indent}{text.strip().strip(QUOTES).strip()}" for name, text in zip(names, (one, other))]
+    both = []
+    for name, text in zip(names, (one, other)):
+        text = text.strip().strip(QUOTES).strip()
+        is_of_several = re.match(r"In [\w., ]+:\n", text)  # it was merged before
+        both.append(text if is_of_several else f"In {name}.py:\n{indent}{text}")
     return f'{indent}"""' + f"\n\n{indent}".join(both) + f'\n{indent}"""\n'
 
 
 def merged_setting(key, base, one, other, names):
     """Return a setting's merged line: its code and its comment change one by one, and so do the blanks before it."""
-    codes, comments = zip(*(re.split(r"(?=  # )", text, maxsplit=1) for text in (base, one, other)))
+    codes, _, comments = zip(*(text.partition("  # ") for text in (base, one, other)))
     types = [code.partition(" = ")[0] for code in codes]
     if types[1] != types[0] == types[2] or codes[2] == codes[0] != codes[1]:
         return one  # a default need not fit the other script's type
@@ -374,8 +380,14 @@ def combine(names, out="mine.py", folder=family.ROOT):
     result, line = scripts[0], ancestors(stems[0], parents)
     for script in scripts[1:]:
         common = next(stem for stem in line if stem in ancestors(script.name, parents))
-        result = merged(read(common, family.source(common, folder)), result, script)
         line = line[line.index(common) :]
+        try:
+            result = merged(read(common, family.source(common, folder)), result, script)
+        except ExceptionGroup:
+            done = stems[: stems.index(script.name)]
+            for stem in done if len(done) > 1 else []:
+                combine([stem, script.name], out, folder)  # raises if it is this one that conflicts
+            raise
     command = f"python -m tools.combine {' '.join(stems)} --out {out}"
     result.docstring = docstring(scripts, line[0], Path(out), command)
     text = whole(result)

@@ -128,7 +128,7 @@ def panel(groups, key):
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     svg = "<svg" + text.getvalue().partition("<svg")[2].replace("#000000", "currentColor")
-    svg = re.sub(r' id="[a-z0-9]+_\d+"|font-family: [^;"]*; ', "", svg)  # each panel would have the same ids
+    svg = re.sub(r' id="[a-z0-9.]+_\d+"|font-family: [^;"]*; ', "", svg)  # each panel would have the same ids
     place, (first, last) = axis.get_position(), axis.get_xlim()
     data = json.dumps({"left": place.x0, "right": place.x1, "first": first, "last": last, "lines": lines})
     ends = [f"{label}: {first_and_last(values)}" for label, (_, values) in lines.items()]
