@@ -287,6 +287,9 @@ def step_of_main(trainer, args, batch, rewards, monkeypatch, calls=None):
         calls.append("policy" if model is models[0] else "reference")
         return (batch["old_logp"], batch["entropy"]) if model is models[0] else (batch["ref_logp"], None)
 
+    def hinted_log_probs(*_):
+        return batch["ref_logp"], (batch["ref_logp"] != batch["old_logp"]).any(1, keepdim=True)
+
     def update(policy, optimizer, to_update, step, args):
         calls.append("update")
         given.append(dict(to_update))
@@ -306,6 +309,7 @@ def step_of_main(trainer, args, batch, rewards, monkeypatch, calls=None):
             patch.setattr(trainer, name, stand_in)
         patch.setattr(trainer, "snapshot", lambda *_: None, raising=False)  # of those with a --lag
         patch.setattr(trainer, "check_sampler", named("check"), raising=False)  # grpo_async.py's
+        patch.setattr(trainer, "hinted_log_probs", hinted_log_probs, raising=False)  # sdpo.py's
         for name in ("check", "compare"):
             patch.setattr(trainer.same_model, name, named("check"))
         patch.setattr(trainer.start, "begin", lambda *_: begun)

@@ -473,8 +473,6 @@ def test_a_step_of_main_is_in_order(batch, monkeypatch):
             continue
         trainer, calls, values = importlib.import_module(script), [], []
         args = arguments(trainer)
-        if script == "sdpo":
-            monkeypatch.setattr(trainer, "hinted_log_probs", lambda *_: (batch["old_logp"], batch["mask"][:, :1]))
         if script == "ppo":
             monkeypatch.setattr(trainer, "compute_values", lambda *_: torch.zeros(batch["mask"].shape))
             monkeypatch.setattr(trainer, "update_values", lambda *_, seen=values: seen.append("values") or {})
