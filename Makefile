@@ -40,7 +40,7 @@ endif
 	@echo "installing $(REQUIREMENTS); this takes a few minutes"
 	@$(PIP) -r $(REQUIREMENTS)
 ifeq ($(GPU),0)
-	@# vLLM's CPU build asks for these, and what comes was built for CUDA; language models do without (runtime/engine.py)
+	@# vLLM's CPU build asks for these, and what comes was built for CUDA; language models do without (runtime/sampler.py)
 	@$(PY) -c "import torchvision" 2>/dev/null || $(PY) -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 endif
 	touch $@
@@ -87,7 +87,7 @@ game: install model
 		--max_response_tokens 96 --micro_batch_tokens 4096 --kv_cache_gb 0.5
 
 watch: install
-	$(PY) tools/watch.py runs
+	$(PY) -m tools.watch runs
 
 test:
 	@# the site's environment is set up beside the other one
@@ -100,7 +100,7 @@ test-all:
 	@$(MAKE) --no-print-directory model
 	@$(MAKE) --no-print-directory $(MARP) || { echo "the tests that build slides will be skipped"; test -z "$$GITHUB_ACTIONS"; }
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
-	$(PY) tools/maintain/mutations.py
+	$(PY) -m tools.maintain.mutations
 
 # Without a GPU: CUDA's build of vLLM, in a venv of its own (9 GB), believes that there is one.
 gpu-paths: $(GPU_VENV)/installed

@@ -46,7 +46,7 @@ Command (two 80 GB GPUs; `torchrun --nproc-per-node 4 grpo_async.py` for eight):
 import dataclasses
 from typing import Literal
 
-from runtime import flags, papers, settings
+from runtime import flags, settings
 from runtime.settings import (
     Dtype,
     EvaluationTemperature,
@@ -134,7 +134,7 @@ class Args(settings.RunArgs):
 
 
 # {task: {setting: value}}: the defaults that --task replaces, by those of the task's own paper.
-TASKS = papers.TASKS
+TASKS = settings.TASKS
 
 # Exit here on --help or a bad flag: importing torch takes seconds. main reads the flags again.
 flags.check(Args, TASKS)
@@ -149,27 +149,12 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from rewards import score
-from runtime import (
-    checkpoints,
-    eight_bits,
-    engine,
-    float16,
-    lora,
-    measure,
-    passes,
-    processes,
-    quiet,
-    records,
-    same_model,
-    start,
-)
-from runtime.chats import decode
-from runtime.clock import Clock
-from runtime.dealing import balance, next_problems, own_part
-from runtime.families import text_only
-from runtime.passes import micro_batches
-from runtime.placement import place
-from runtime.processes import DEVICE, WORLD_SIZE, all_reduce, full_tensor
+from runtime import batches, checkpoints, distributed, lora, metrics, models, records, sampler
+from runtime.batches import balance, micro_batches, next_problems, own_part
+from runtime.distributed import DEVICE, WORLD_SIZE, all_reduce, full_tensor
+from runtime.metrics import Clock
+from runtime.models import place, text_only
+from runtime.sampler import decode
 from runtime.sampler_process import SamplerProcess
 
 # ----------------------------------------------------------------------- policy (log-probabilities)
@@ -201,24 +186,24 @@ class Policy(nn.Module):
             targets = ids[mask]  # [num_tokens], in the same order
             # Apply self.head to one chunk of tokens at a time, and recompute its logits in the
             # backward pass: the logits of all tokens would be the largest tensor here.
-            logp, entropy = passes.in_chunks(self.head, states, targets, temperature, with_entropy)
+            logp, entropy = models.in_chunks(self.head, states, targets, temperature, with_entropy)
         return to_rows(logp, mask), to_rows(entropy, mask)
 
     def hidden_states(self, ids, mask):
         """Compute the final hidden state of every token, the input of the head: [N, T, D]."""
         # Start from float32 embeddings, so that the residual stream stays float32, whatever the
         # weights' dtype. autocast rounds only the inputs of matrix products.
-        embedded = passes.embed(self.lm, ids)  # {"inputs_embeds": [N, T, D] in float32}
+        embedded = models.embed(self.lm, ids)  # {"inputs_embeds": [N, T, D] in float32}
         # If all rows of this call begin with the same prompt, its length; 0 if they don't, or if
         # computing it once would save no time. Result and gradient are the same.
-        length = passes.length_to_share(ids, mask, self.args)
+        length = batches.length_to_share(ids, mask, self.args)
         if length > 0:
-            return passes.with_shared_prompt(self.lm.model, embedded, length)
+            return models.with_shared_prompt(self.lm.model, embedded, length)
         return self.lm.model(**embedded, use_cache=False).last_hidden_state
 
     def head(self, states, targets, temperature, with_entropy):
         """Compute log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
-        logits = passes.logits(self.lm, states)  # [n, vocabulary] in float32
+        logits = models.logits(self.lm, states)  # [n, vocabulary] in float32
         all_log_probs = logits.div_(temperature).log_softmax(-1)  # in place: saves memory
         logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of the targets: [n]
         entropy = torch.zeros_like(logp)
@@ -271,10 +256,10 @@ def log_probs(policy, batch, args, with_entropy=True):
 
 def load_sampler(args):
     """Start this process's vLLM engine, before the policy takes memory."""
-    options = engine.options(args)  # sets environment variables, too: call it before the import
+    options = sampler.options(args)  # sets environment variables, too: call it before the import
     from vllm import LLM
 
-    with quiet.library_notices():  # hides all of vLLM's output but errors
+    with distributed.library_notices():  # hides all of vLLM's output but errors
         return LLM(
             model=args.model,
             dtype=args.dtype,
@@ -300,15 +285,15 @@ def generate(llm, problems, when, args, **sampling_params):
         prompts.append({"prompt_token_ids": problem["prompt_ids"]})
         params.append(
             SamplingParams(
-                seed=engine.request_seed(args.seed, when, problem["id"]),
+                seed=sampler.request_seed(args.seed, when, problem["id"]),
                 max_tokens=args.max_response_tokens,
-                stop_token_ids=engine.end_tokens(args.model),  # EOS tokens
+                stop_token_ids=sampler.end_tokens(args.model),  # EOS tokens
                 detokenize=False,  # decode() below does it for all responses at once
                 **sampling_params,
             )
         )
-    engine.empty_prefix_cache(llm)  # older weights computed its keys and values
-    outputs = llm.generate(prompts, params, use_tqdm=engine.progress_bar(when))
+    sampler.empty_prefix_cache(llm)  # older weights computed its keys and values
+    outputs = llm.generate(prompts, params, use_tqdm=sampler.progress_bar(when))
     responses = []
     for output in outputs:  # one per prompt
         responses += output.outputs
@@ -318,7 +303,7 @@ def generate(llm, problems, when, args, **sampling_params):
     return responses
 
 
-def request(sampler, weights, problems, step, args):
+def request(server, weights, problems, step, args):
     """Ask the sampler for responses to a step's problems, from these weights (see snapshot).
 
     problems: one per response, so each problem is repeated G times in a row.
@@ -330,7 +315,7 @@ def request(sampler, weights, problems, step, args):
         "flat_logprobs": True,  # fast: response.logprobs.logprobs is a plain list of numbers
     }
     # Each problem once. The request reaches serve in the sampler's process.
-    sampler.request(weights, problems[:: args.responses_per_prompt], step, sampling_params)
+    server.request(weights, problems[:: args.responses_per_prompt], step, sampling_params)
 
 
 def serve(args, next_request, send):
@@ -346,7 +331,7 @@ def serve(args, next_request, send):
         started = time.perf_counter()
         sync_weights(weights, llm)
         if when == "check":  # see check_sampler
-            responses = [same_model.ten_tokens(llm, problems[0])]
+            responses = [models.ten_tokens(llm, problems[0])]
         else:
             responses = generate(llm, problems, when, args, **sampling_params)
         send(when, (responses, time.perf_counter() - started))
@@ -384,7 +369,7 @@ def snapshot(policy, args):
     # adapter; without LoRA, these are all the weights as they are.
     for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
         weight = full_tensor(weight.to(getattr(torch, args.dtype)))
-        weight = eight_bits.rounded(policy.lm, name, weight, args)  # if --sampler_dtype
+        weight = sampler.rounded(policy.lm, name, weight, args)  # if --sampler_dtype
         # Both processes share this memory, so a request copies no weights.
         weights[name] = weight.to("cpu", copy=True).share_memory_()
     return weights
@@ -393,18 +378,18 @@ def snapshot(policy, args):
 def sync_weights(weights, llm):
     """Copy a snapshot's weights to vLLM, one tensor at a time."""
     on_device = ((name, weight.to(DEVICE)) for name, weight in weights.items())
-    engine.load_weights(llm, on_device)  # replaces all weights; wakes vLLM up
+    sampler.load_weights(llm, on_device)  # replaces all weights; wakes vLLM up
 
 
-def check_sampler(policy, sampler, problem, args):
+def check_sampler(policy, server, problem, args):
     """End the run if policy, transformers and vLLM compute different models."""
-    with same_model.changed_weights(policy):
+    with models.changed_weights(policy):
         exact = dataclasses.replace(args, sampler_dtype="")  # --sampler_dtype is to differ
-        sampler.request(snapshot(policy, exact), [problem], "check", {})
-        answer = sampler.receive("check")
+        server.request(snapshot(policy, exact), [problem], "check", {})
+        answer = server.receive("check")
         if answer is not None:  # if the sampler has died, the first step says so
             [response], _ = answer
-            same_model.compare(policy, problem, args, response)
+            models.compare(policy, problem, args, response)
 
 
 # --------------------------------------------------------------------------------------- advantages
@@ -422,7 +407,7 @@ def compute_advantages(scores, batch, args):
     mean, std = 0.0, 1.0
     if args.responses_per_prompt > 1:
         # If a group's rewards only differ by rounding (1e-6 of the largest), set all to the first.
-        groups = groups.where(~measure.all_equal(groups), groups[:, :1])
+        groups = groups.where(~metrics.all_equal(groups), groups[:, :1])
         # Subtract the first reward, which cancels in A: then equal rewards have A = 0 exactly,
         # although their mean may be rounded.
         groups = groups - groups[:, :1]
@@ -549,9 +534,9 @@ def update(policy, optimizer, batch, step, args):
         num_left_out += stale
         grad_norms.append(grad_norm)
     return {
-        "clip_rate": measure.token_rate(num_clipped, batch["mask"]),
-        "mask_rate": measure.token_rate(num_left_out, batch["mask"]),
-        **measure.of_updates(grad_norms, args),  # grad_norm, optimizer_steps, overflows (float16)
+        "clip_rate": metrics.token_rate(num_clipped, batch["mask"]),
+        "mask_rate": metrics.token_rate(num_left_out, batch["mask"]),
+        **metrics.of_updates(grad_norms, args),  # grad_norm, optimizer_steps, overflows (float16)
     }
 
 
@@ -561,13 +546,13 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
     processes, then clipped to norm max_grad_norm.
     """
-    scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
+    scaler = models.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
     num_clipped = 0
     num_left_out = 0
     # For speed, if β is 0, drop tokens with A = 0 from the mask: they have no gradient. The divisor
     # still counts them. If no token is left, one pass still runs, so that AdamW gets zeros.
-    minibatch = passes.without_idle(minibatch, args)
+    minibatch = batches.without_idle(minibatch, args)
     for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
         logp, _ = policy(micro["ids"], micro["mask"], args.temperature)
         loss, clipped = policy_loss(logp, micro, divisor, args)
@@ -591,7 +576,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 
 
 @records.task_may_fail  # an error of the task ends the run, with a checkpoint
-def evaluate(sampler, weights, task, problems, step, run, args):
+def evaluate(server, weights, task, problems, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
     weights: a snapshot of the policy to test. Returns the accuracy of each category of problems and
@@ -601,10 +586,10 @@ def evaluate(sampler, weights, task, problems, step, run, args):
     mine = own_part(problems)  # this process's problems; no other process has them
     k = args.eval_samples
     sampling_params = {"n": k, "temperature": args.eval_temperature}
-    sampler.request(weights, mine, "test", sampling_params)
-    answer = sampler.receive("test")
+    server.request(weights, mine, "test", sampling_params)
+    answer = server.receive("test")
     if answer is None:  # the sampler has died: end the run, so that it can be resumed
-        run.fail(f"the sampler's process {sampler.how_it_ended()}")
+        run.fail(f"the sampler's process {server.how_it_ended()}")
         return {}
     responses, _ = answer
     asked = []  # one problem per response
@@ -612,8 +597,8 @@ def evaluate(sampler, weights, task, problems, step, run, args):
         asked += [problem] * k
     scores = score(task, responses, asked)  # keys: reward, correct, format (see main)
     run.write_tests(step, mine, responses[::k], scores[::k])  # the first response per problem
-    accuracy = measure.accuracy_by_category("eval/accuracy", asked, scores)  # over all processes
-    pass_at_k = measure.pass_at_each_k("eval/pass", asked, scores, k)  # {} if k is 1
+    accuracy = metrics.accuracy_by_category("eval/accuracy", asked, scores)  # over all processes
+    pass_at_k = metrics.pass_at_each_k("eval/pass", asked, scores, k)  # {} if k is 1
     return {"eval/accuracy": fmean(accuracy.values()), **accuracy, **pass_at_k}
 
 
@@ -624,9 +609,9 @@ def main():
     # Read flags, tokenizer and problems, and print the header. Exits here with --dry_run, and on
     # errors that flags.check could not see, such as a missing file. run writes the run's files,
     # task makes prompts and scores responses, train and test are lists of problems.
-    args, run, tokenizer, task, train, test = start.begin(Args, TASKS)
+    args, run, tokenizer, task, train, test = records.begin(Args, TASKS)
 
-    sampler = SamplerProcess(serve, args)  # loads vLLM while this process continues
+    server = SamplerProcess(serve, args)  # loads vLLM while this process continues
     policy = load_policy(args, trained=True)
     reference = None
     if args.kl_coef > 0 and args.lora_rank > 0:
@@ -640,9 +625,9 @@ def main():
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
     # End the run if policy, transformers and vLLM compute different models: compare log π of a few
     # tokens, after a sync of changed weights.
-    if not sampler.receive("loaded"):  # exit before run.open, so that a resumed run stays as it is
-        sys.exit(f"error: the sampler's process {sampler.how_it_ended()} while it loaded")
-    check_sampler(policy, sampler, train[0], args)
+    if not server.receive("loaded"):  # exit before run.open, so that a resumed run stays as it is
+        sys.exit(f"error: the sampler's process {server.how_it_ended()} while it loaded")
+    check_sampler(policy, server, train[0], args)
     # The newest --lag + 1 snapshots, oldest first: versions[0] samples the next step, versions[-1]
     # holds the policy's own weights. In the first steps there are fewer. They belong to the policy,
     # so that a checkpoint of the policy has them, too.
@@ -651,7 +636,7 @@ def main():
     policy.versions = versions
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
-        run.write({"step": 0, **evaluate(sampler, versions[-1], task, test, step, run, args)})
+        run.write({"step": 0, **evaluate(server, versions[-1], task, test, step, run, args)})
 
     # The steps whose responses were requested and have not been trained on: (problems, num_used).
     ahead = deque()
@@ -674,11 +659,11 @@ def main():
             # (in a new run, or after a resume with a larger --lag).
             steps_back = step + args.lag - requested
             weights = versions[-1 - min(steps_back, len(versions) - 1)]
-            request(sampler, weights, problems, requested, args)
+            request(server, weights, problems, requested, args)
             ahead.append((problems, num_requested))
-        answer = sampler.receive(step)
+        answer = server.receive(step)
         if answer is None:  # the sampler has died: end the run with a checkpoint of step − 1
-            run.fail(f"the sampler's process {sampler.how_it_ended()}")
+            run.fail(f"the sampler's process {server.how_it_ended()}")
             step -= 1
             break
         responses, sampler_seconds = answer
@@ -701,7 +686,7 @@ def main():
         clock.lap("logprob")
 
         # Update the policy, and pass its weights on to vLLM.
-        weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
+        weights_before = metrics.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
         run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
         clock.lap("train")
@@ -713,25 +698,25 @@ def main():
         kl = k3(batch["old_logp"], batch["ref_logp"])  # [N, T]
         weight, cut = sampler_correction(batch, args)  # [N, T]
         gap = (batch["old_logp"] - batch["sampler_logp"]).abs()  # [N, T]
-        metrics = {
+        row = {
             "step": step,
-            **measure.of_responses(responses, problems, scores, args),  # reward, accuracy, lengths
+            **metrics.of_responses(responses, problems, scores, args),  # reward, accuracy, lengths
             # Means over the response tokens of all processes:
-            "entropy": measure.token_mean(batch["entropy"], batch["mask"]),
-            "sampler_gap": measure.token_mean(gap, batch["mask"]),
+            "entropy": metrics.token_mean(batch["entropy"], batch["mask"]),
+            "sampler_gap": metrics.token_mean(gap, batch["mask"]),
             "lag": lag,
-            "kl": measure.token_mean(kl, batch["mask"]) if reference else None,
-            "correction_mean": measure.token_mean(weight, batch["mask"]),
-            "correction_cut": measure.token_mean(cut, batch["mask"]),
+            "kl": metrics.token_mean(kl, batch["mask"]) if reference else None,
+            "correction_mean": metrics.token_mean(weight, batch["mask"]),
+            "correction_cut": metrics.token_mean(cut, batch["mask"]),
             **updated,
-            "weights_changed": measure.share_changed(weights_before, policy, args.dtype),
+            "weights_changed": metrics.share_changed(weights_before, policy, args.dtype),
             **timings,
             "time/sampler": sampler_seconds,
         }
         if step == args.steps or (step % args.eval_every == 0 and not run.interrupted()):
             # Evaluate the newest weights. The responses already requested are sampled first.
-            metrics.update(evaluate(sampler, versions[-1], task, test, step, run, args))
-        run.write(metrics)  # to metrics.jsonl, TensorBoard and, in one line, the terminal
+            row.update(evaluate(server, versions[-1], task, test, step, run, args))
+        run.write(row)  # to metrics.jsonl, TensorBoard and, in one line, the terminal
         run.write_samples(step, problems, responses, scores)  # saves a few of them
         if step % args.save_every == 0:
             # Even if the run is killed here, the last complete checkpoint stays intact.
@@ -741,8 +726,8 @@ def main():
     if saved < step:  # after the last step, or an interruption
         checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)
     run.close(step)  # plots the curves; prints how the run ended and how to resume it
-    sampler.end()
-    processes.end()
+    server.end()
+    distributed.end()
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ Command (one 80 GB GPU; `torchrun --nproc-per-node 4 reinforce_pp.py …` for fo
 import dataclasses
 from typing import Literal
 
-from runtime import flags, papers, settings
+from runtime import flags, settings
 from runtime.settings import (
     Dtype,
     EvaluationTemperature,
@@ -101,7 +101,7 @@ class Args(settings.RunArgs):
 
 
 # {task: {setting: value}}: the defaults that --task replaces, by those of the task's own paper.
-TASKS = papers.TASKS
+TASKS = settings.TASKS
 
 # Exit here on --help or a bad flag: importing torch takes seconds. main reads the flags again.
 flags.check(Args, TASKS)
@@ -114,27 +114,12 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from rewards import score
-from runtime import (
-    checkpoints,
-    eight_bits,
-    engine,
-    float16,
-    lora,
-    measure,
-    passes,
-    processes,
-    quiet,
-    records,
-    same_model,
-    start,
-)
-from runtime.chats import decode
-from runtime.clock import Clock
-from runtime.dealing import balance, next_problems, own_part
-from runtime.families import text_only
-from runtime.passes import micro_batches
-from runtime.placement import place
-from runtime.processes import DEVICE, WORLD_SIZE, all_reduce, full_tensor
+from runtime import batches, checkpoints, distributed, lora, metrics, models, records, sampler
+from runtime.batches import balance, micro_batches, next_problems, own_part
+from runtime.distributed import DEVICE, WORLD_SIZE, all_reduce, full_tensor
+from runtime.metrics import Clock
+from runtime.models import place, text_only
+from runtime.sampler import decode
 
 # ----------------------------------------------------------------------- policy (log-probabilities)
 
@@ -165,24 +150,24 @@ class Policy(nn.Module):
             targets = ids[mask]  # [num_tokens], in the same order
             # Apply self.head to one chunk of tokens at a time, and recompute its logits in the
             # backward pass: the logits of all tokens would be the largest tensor here.
-            logp, entropy = passes.in_chunks(self.head, states, targets, temperature, with_entropy)
+            logp, entropy = models.in_chunks(self.head, states, targets, temperature, with_entropy)
         return to_rows(logp, mask), to_rows(entropy, mask)
 
     def hidden_states(self, ids, mask):
         """Compute the final hidden state of every token, the input of the head: [N, T, D]."""
         # Start from float32 embeddings, so that the residual stream stays float32, whatever the
         # weights' dtype. autocast rounds only the inputs of matrix products.
-        embedded = passes.embed(self.lm, ids)  # {"inputs_embeds": [N, T, D] in float32}
+        embedded = models.embed(self.lm, ids)  # {"inputs_embeds": [N, T, D] in float32}
         # If all rows of this call begin with the same prompt, its length; 0 if they don't, or if
         # computing it once would save no time. Result and gradient are the same.
-        length = passes.length_to_share(ids, mask, self.args)
+        length = batches.length_to_share(ids, mask, self.args)
         if length > 0:
-            return passes.with_shared_prompt(self.lm.model, embedded, length)
+            return models.with_shared_prompt(self.lm.model, embedded, length)
         return self.lm.model(**embedded, use_cache=False).last_hidden_state
 
     def head(self, states, targets, temperature, with_entropy):
         """Compute log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
-        logits = passes.logits(self.lm, states)  # [n, vocabulary] in float32
+        logits = models.logits(self.lm, states)  # [n, vocabulary] in float32
         all_log_probs = logits.div_(temperature).log_softmax(-1)  # in place: saves memory
         logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of the targets: [n]
         entropy = torch.zeros_like(logp)
@@ -235,10 +220,10 @@ def log_probs(policy, batch, args, with_entropy=True):
 
 def load_sampler(args):
     """Start this process's vLLM engine, before the policy takes memory."""
-    options = engine.options(args)  # sets environment variables, too: call it before the import
+    options = sampler.options(args)  # sets environment variables, too: call it before the import
     from vllm import LLM
 
-    with quiet.library_notices():  # hides all of vLLM's output but errors
+    with distributed.library_notices():  # hides all of vLLM's output but errors
         return LLM(
             model=args.model,
             dtype=args.dtype,
@@ -264,15 +249,15 @@ def generate(llm, problems, when, args, **sampling_params):
         prompts.append({"prompt_token_ids": problem["prompt_ids"]})
         params.append(
             SamplingParams(
-                seed=engine.request_seed(args.seed, when, problem["id"]),
+                seed=sampler.request_seed(args.seed, when, problem["id"]),
                 max_tokens=args.max_response_tokens,
-                stop_token_ids=engine.end_tokens(args.model),  # EOS tokens
+                stop_token_ids=sampler.end_tokens(args.model),  # EOS tokens
                 detokenize=False,  # decode() below does it for all responses at once
                 **sampling_params,
             )
         )
-    engine.empty_prefix_cache(llm)  # older weights computed its keys and values
-    outputs = llm.generate(prompts, params, use_tqdm=engine.progress_bar(when))
+    sampler.empty_prefix_cache(llm)  # older weights computed its keys and values
+    outputs = llm.generate(prompts, params, use_tqdm=sampler.progress_bar(when))
     responses = []
     for output in outputs:  # one per prompt
         responses += output.outputs
@@ -333,9 +318,9 @@ def sync_weights(policy, llm, args):
         # weight; without LoRA, the weights are sent unchanged.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
             weight = full_tensor(weight.to(getattr(torch, args.dtype)))
-            yield name, eight_bits.rounded(policy.lm, name, weight, args)  # if --sampler_dtype
+            yield name, sampler.rounded(policy.lm, name, weight, args)  # if --sampler_dtype
 
-    engine.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
+    sampler.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
 
 # --------------------------------------------------------------------------------------- advantages
@@ -439,8 +424,8 @@ def update(policy, optimizer, batch, step, args):
         num_clipped += clipped
         grad_norms.append(grad_norm)
     return {
-        "clip_rate": measure.token_rate(num_clipped, batch["mask"]),
-        **measure.of_updates(grad_norms, args),  # grad_norm, optimizer_steps, overflows (float16)
+        "clip_rate": metrics.token_rate(num_clipped, batch["mask"]),
+        **metrics.of_updates(grad_norms, args),  # grad_norm, optimizer_steps, overflows (float16)
     }
 
 
@@ -450,12 +435,12 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
     processes, then clipped to norm max_grad_norm.
     """
-    scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
+    scaler = models.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
     num_clipped = 0
     # For speed, if β is 0, drop tokens with A = 0 from the mask: they have no gradient. The divisor
     # still counts them. If no token is left, one pass still runs, so that AdamW gets zeros.
-    minibatch = passes.without_idle(minibatch, args)
+    minibatch = batches.without_idle(minibatch, args)
     for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
         logp, _ = policy(micro["ids"], micro["mask"], args.temperature)
         loss, clipped = policy_loss(logp, micro, divisor, args)
@@ -492,8 +477,8 @@ def evaluate(llm, task, problems, step, run, args):
         asked += [problem] * k
     scores = score(task, responses, asked)  # keys: reward, correct, format (see main)
     run.write_tests(step, mine, responses[::k], scores[::k])  # the first response per problem
-    accuracy = measure.accuracy_by_category("eval/accuracy", asked, scores)  # over all processes
-    pass_at_k = measure.pass_at_each_k("eval/pass", asked, scores, k)  # {} if k is 1
+    accuracy = metrics.accuracy_by_category("eval/accuracy", asked, scores)  # over all processes
+    pass_at_k = metrics.pass_at_each_k("eval/pass", asked, scores, k)  # {} if k is 1
     return {"eval/accuracy": fmean(accuracy.values()), **accuracy, **pass_at_k}
 
 
@@ -504,7 +489,7 @@ def main():
     # Read flags, tokenizer and problems, and print the header. Exits here with --dry_run, and on
     # errors that flags.check could not see, such as a missing file. run writes the run's files,
     # task makes prompts and scores responses, train and test are lists of problems.
-    args, run, tokenizer, task, train, test = start.begin(Args, TASKS)
+    args, run, tokenizer, task, train, test = records.begin(Args, TASKS)
 
     llm = load_sampler(args)
     policy = load_policy(args, trained=True)
@@ -520,7 +505,7 @@ def main():
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
     # End the run if policy, transformers and vLLM compute different models: compare log π of a few
     # tokens, after a sync of changed weights.
-    same_model.check(policy, llm, sync_weights, train[0], args)
+    models.check_same(policy, llm, sync_weights, train[0], args)
     sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
@@ -539,7 +524,7 @@ def main():
         problems, num_used = next_problems(train, num_used, args)
         batch, responses = sample(llm, problems, step, args)
         clock.lap("sample")
-        engine.sleep(llm)  # frees GPU memory for training; sync_weights wakes it up
+        sampler.sleep(llm)  # frees GPU memory for training; sync_weights wakes it up
 
         # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
         # the answer right?) and format (are the required tags there?).
@@ -556,7 +541,7 @@ def main():
         clock.lap("logprob")
 
         # Update the policy, and pass its weights on to vLLM.
-        weights_before = measure.some_weights(policy, args.dtype)  # to log what fraction changes
+        weights_before = metrics.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
         run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
         clock.lap("train")
@@ -567,23 +552,23 @@ def main():
         kl = k3(batch["old_logp"], batch["ref_logp"])  # [N, T]
         returns, return_mean, return_variance = token_returns(scores, batch, args)
         gap = (batch["old_logp"] - batch["sampler_logp"]).abs()  # [N, T]
-        metrics = {
+        row = {
             "step": step,
-            **measure.of_responses(responses, problems, scores, args),  # reward, accuracy, lengths
+            **metrics.of_responses(responses, problems, scores, args),  # reward, accuracy, lengths
             # Means over the response tokens of all processes:
-            "entropy": measure.token_mean(batch["entropy"], batch["mask"]),
-            "sampler_gap": measure.token_mean(gap, batch["mask"]),
-            "kl": measure.token_mean(kl, batch["mask"]) if reference else None,
+            "entropy": metrics.token_mean(batch["entropy"], batch["mask"]),
+            "sampler_gap": metrics.token_mean(gap, batch["mask"]),
+            "kl": metrics.token_mean(kl, batch["mask"]) if reference else None,
             "return": return_mean,
             "return_std": return_variance**0.5,
-            "kl_share": measure.kl_share(scores, returns, batch["mask"]),  # of the returns' size
+            "kl_share": metrics.kl_share(scores, returns, batch["mask"]),  # of the returns' size
             **updated,
-            "weights_changed": measure.share_changed(weights_before, policy, args.dtype),
+            "weights_changed": metrics.share_changed(weights_before, policy, args.dtype),
             **timings,
         }
         if step == args.steps or (step % args.eval_every == 0 and not run.interrupted()):
-            metrics.update(evaluate(llm, task, test, step, run, args))
-        run.write(metrics)  # to metrics.jsonl, TensorBoard and, in one line, the terminal
+            row.update(evaluate(llm, task, test, step, run, args))
+        run.write(row)  # to metrics.jsonl, TensorBoard and, in one line, the terminal
         run.write_samples(step, problems, responses, scores)  # saves a few of them
         if step % args.save_every == 0:
             # Even if the run is killed here, the last complete checkpoint stays intact.
@@ -593,8 +578,8 @@ def main():
     if saved < step:  # after the last step, or an interruption
         checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)
     run.close(step)  # plots the curves; prints how the run ended and how to resume it
-    del llm  # must come first: processes.end closes vLLM's process group
-    processes.end()
+    del llm  # must come first: distributed.end closes vLLM's process group
+    distributed.end()
 
 
 if __name__ == "__main__":

@@ -105,23 +105,11 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from rewards import examples
-from runtime import (
-    checkpoints,
-    float16,
-    lora,
-    measure,
-    passes,
-    processes,
-    records,
-    same_model,
-    start,
-)
-from runtime.clock import Clock
-from runtime.dealing import balance, next_problems, own_part
-from runtime.families import text_only
-from runtime.passes import micro_batches
-from runtime.placement import place
-from runtime.processes import DEVICE, WORLD_SIZE, all_reduce, full_tensor
+from runtime import batches, checkpoints, distributed, lora, metrics, models, records
+from runtime.batches import balance, micro_batches, next_problems, own_part
+from runtime.distributed import DEVICE, WORLD_SIZE, all_reduce, full_tensor
+from runtime.metrics import Clock
+from runtime.models import place, text_only
 
 # ----------------------------------------------------------------------- policy (log-probabilities)
 
@@ -152,24 +140,24 @@ class Policy(nn.Module):
             targets = ids[mask]  # [num_tokens], in the same order
             # Apply self.head to one chunk of tokens at a time, and recompute its logits in the
             # backward pass: the logits of all tokens would be the largest tensor here.
-            logp, entropy = passes.in_chunks(self.head, states, targets, temperature, with_entropy)
+            logp, entropy = models.in_chunks(self.head, states, targets, temperature, with_entropy)
         return to_rows(logp, mask), to_rows(entropy, mask)
 
     def hidden_states(self, ids, mask):
         """Compute the final hidden state of every token, the input of the head: [N, T, D]."""
         # Start from float32 embeddings, so that the residual stream stays float32, whatever the
         # weights' dtype. autocast rounds only the inputs of matrix products.
-        embedded = passes.embed(self.lm, ids)  # {"inputs_embeds": [N, T, D] in float32}
+        embedded = models.embed(self.lm, ids)  # {"inputs_embeds": [N, T, D] in float32}
         # If all rows of this call begin with the same prompt, its length; 0 if they don't, or if
         # computing it once would save no time. Result and gradient are the same.
-        length = passes.length_to_share(ids, mask, self.args)
+        length = batches.length_to_share(ids, mask, self.args)
         if length > 0:
-            return passes.with_shared_prompt(self.lm.model, embedded, length)
+            return models.with_shared_prompt(self.lm.model, embedded, length)
         return self.lm.model(**embedded, use_cache=False).last_hidden_state
 
     def head(self, states, targets, temperature, with_entropy):
         """Compute log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
-        logits = passes.logits(self.lm, states)  # [n, vocabulary] in float32
+        logits = models.logits(self.lm, states)  # [n, vocabulary] in float32
         all_log_probs = logits.div_(temperature).log_softmax(-1)  # in place: saves memory
         logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of the targets: [n]
         entropy = torch.zeros_like(logp)
@@ -276,8 +264,8 @@ def update(policy, optimizer, batch, step, args):
         losses.append(loss)
         grad_norms.append(grad_norm)
     return {
-        "loss": measure.mean(losses),
-        **measure.of_updates(grad_norms, args),  # grad_norm, optimizer_steps, overflows (float16)
+        "loss": metrics.mean(losses),
+        **metrics.of_updates(grad_norms, args),  # grad_norm, optimizer_steps, overflows (float16)
     }
 
 
@@ -287,7 +275,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
     processes, then clipped to norm max_grad_norm.
     """
-    scaler = float16.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
+    scaler = models.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
     for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
         logp, _ = policy(micro["ids"], micro["mask"], temperature=1.0)
@@ -313,7 +301,7 @@ def evaluate(policy, test, args):
     """Measure the loss on held-out examples, in nats per response token."""
     batch = to_batch(own_part(test))  # this process's part
     logp, _ = log_probs(policy, batch, args, with_entropy=False)
-    return {"eval/loss": -measure.token_mean(logp, batch["mask"])}
+    return {"eval/loss": -metrics.token_mean(logp, batch["mask"])}
 
 
 # --------------------------------------------------------------------------------------------- main
@@ -323,7 +311,7 @@ def main():
     # Read flags, tokenizer and problems, and print the header. Exits here with --dry_run, and on
     # errors that flags.check could not see, such as a missing file. run writes the run's files,
     # train and test are lists of examples.
-    args, run, tokenizer, _, train, test = start.begin(Args, TASKS, examples)
+    args, run, tokenizer, _, train, test = records.begin(Args, TASKS, examples)
 
     policy = load_policy(args, trained=True)
     optimizer = torch.optim.AdamW(
@@ -332,7 +320,7 @@ def main():
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
     # End the run if policy and transformers compute different models.
-    same_model.compare(policy, train[0], args)
+    models.compare(policy, train[0], args)
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(policy, test, args)})
@@ -348,22 +336,22 @@ def main():
         given, num_used = next_problems(train, num_used, args)
         batch = to_batch(given)
         # For a metric: the fraction of weights that the update changes, in --dtype.
-        weights_before = measure.some_weights(policy, args.dtype)
+        weights_before = metrics.some_weights(policy, args.dtype)
         updated = update(policy, optimizer, batch, step, args)  # metrics
         clock.lap("train")
         timings = clock.end()  # seconds per phase, peak memory
 
         # Log, evaluate, save.
-        metrics = {
+        row = {
             "step": step,
             **updated,
-            **measure.of_lengths(batch),  # response_tokens (a mean) and tokens
-            "weights_changed": measure.share_changed(weights_before, policy, args.dtype),
+            **metrics.of_lengths(batch),  # response_tokens (a mean) and tokens
+            "weights_changed": metrics.share_changed(weights_before, policy, args.dtype),
             **timings,
         }
         if step == args.steps or (step % args.eval_every == 0 and not run.interrupted()):
-            metrics.update(evaluate(policy, test, args))
-        run.write(metrics)
+            row.update(evaluate(policy, test, args))
+        run.write(row)
         if step % args.save_every == 0:
             # Even if the run is killed here, the last complete checkpoint stays intact.
             checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)
@@ -372,7 +360,7 @@ def main():
     if saved < step:  # after the last step, or an interruption
         checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)
     run.close(step)  # plots the curves; prints how the run ended and how to resume it
-    processes.end()
+    distributed.end()
 
 
 if __name__ == "__main__":

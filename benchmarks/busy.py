@@ -3,7 +3,7 @@
     python benchmarks/busy.py
 
 Each model trains for four steps alone, next to a Python program that never stops, and next to a second run that starts
-at the same moment. The first step, which loads and compiles, is excluded. runtime/threads.py chooses how threads wait;
+at the same moment. The first step, which loads and compiles, is excluded. runtime/machine.py chooses how threads wait;
 OMP_WAIT_POLICY and VLLM_CPU_OMP_THREADS_BIND in the environment override it. Nothing else should run meanwhile.
 Results: benchmarks/results/busy.json.
 """
@@ -19,7 +19,7 @@ import common
 import tyro
 from tqdm import tqdm
 
-from runtime import curves
+from runtime import files
 
 COMMANDS = {
     "kk_tiny": "--prompts_per_step 6 --max_response_tokens 256",
@@ -31,7 +31,7 @@ PHASES = ("sample", "logprob", "train", "step")
 
 def seconds(folder):
     """Return {phase: mean seconds over steps 2 to 4} of the run in this folder."""
-    steps = [row for row in curves.read_rows(folder / "metrics.jsonl") if row["step"] > 1]
+    steps = [row for row in files.read_rows(folder / "metrics.jsonl") if row["step"] > 1]
     return {phase: round(fmean(row[f"time/{phase}"] for row in steps), 2) for phase in PHASES}
 
 

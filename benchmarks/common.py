@@ -13,7 +13,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from rewards import kk, score
-from runtime import checks, engine, flags, machine, memory, passes, records
+from runtime import checks, flags, machine, memory, models, records, sampler
 from runtime.chats import encode
 from tools import kept
 
@@ -70,7 +70,7 @@ class Step:
             args = self.args
             checks.check_gpus(args)
             checks.check_prompts_per_step(args)
-            tokenizer, _ = checks.check_model(args, passes.HEAD_CHUNK)
+            tokenizer, _ = checks.check_model(args, models.HEAD_CHUNK)
         memory.keep_freed_memory()
         texts = prompts(tokenizer, n_prompts, prompt_tokens)
         ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
@@ -79,7 +79,7 @@ class Step:
         import vllm  # imported here because load_sampler sets its environment
 
         vllm.SamplingParams = functools.partial(vllm.SamplingParams, ignore_eos=True)
-        engine.end_tokens = lambda model: []  # no token ends a response
+        sampler.end_tokens = lambda model: []  # no token ends a response
         self.policy = trainer.load_policy(args, trained=True)
         self.reference = trainer.load_policy(args, trained=False) if args.kl_coef else None
         self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=args.lr, fused=True)

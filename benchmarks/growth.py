@@ -25,7 +25,7 @@ import common
 import tyro
 from tqdm import tqdm
 
-from runtime import curves
+from runtime import files
 from tools import plot
 
 TOKENIZER = common.ROOT / "models" / "SmolLM2-135M-Instruct"
@@ -82,7 +82,7 @@ def measure(sizes, folder):
     )
     if done.returncode:
         raise RuntimeError(f"{sizes}: {done.stdout[-2000:]}\n{done.stderr[-2000:]}")
-    row = curves.read_rows(run_dir / "metrics.jsonl")[-1]
+    row = files.read_rows(run_dir / "metrics.jsonl")[-1]
     return {
         name: row[name]
         for name in (*(f"time/{phase}" for phase in PHASES), "time/step", "peak_memory_gb", "response_tokens")

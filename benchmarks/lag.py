@@ -1,6 +1,6 @@
 """Plot benchmarks/kk_tiny/stale.png: the cost of a lag of the sampler, and the effect of corrections.
 
-    python tools/compare.py --suite lag        make the runs; saved runs are not repeated
+    python -m tools.compare --suite lag        make the runs; saved runs are not repeated
     python benchmarks/lag.py                   plot the saved runs
 
 Left: test accuracy over the steps, mean of the seeds. Right: accuracy, mean of the last three evaluations, against the

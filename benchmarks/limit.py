@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.nn.functional import cross_entropy
 
-from runtime import engine, passes, processes
+from runtime import batches, distributed, sampler
 
 
 @dataclass
@@ -43,19 +43,20 @@ class Sizes:
     name: str = "limit"  # the name of the results file
 
 
-def bare_passes(policy, batches, args, backward):
+def bare_passes(policy, parts, args, backward):
     """Run only the model, on the same number of tokens as the trainer computes for these batches."""
-    for batch in batches:
+    for batch in parts:
         needed = tokens_computed(batch, args)
-        length = int(passes.used_lengths(batch["mask"]).max())  # every row below is one sequence of the greatest length
+        # Every row below is one sequence of the greatest length.
+        length = int(batches.used_lengths(batch["mask"]).max())
         total_rows = max(1, round(needed / length))
         rows_per_pass = max(1, args.micro_batch_tokens // length)
         targets_per_row = int(batch["mask"].sum()) // total_rows  # response tokens, which need logits
-        ids = batch["ids"][:1, :length].expand(total_rows, -1).to(processes.DEVICE)
+        ids = batch["ids"][:1, :length].expand(total_rows, -1).to(distributed.DEVICE)
         for some in ids.split(rows_per_pass):
             with (
                 torch.set_grad_enabled(backward),
-                torch.autocast(processes.DEVICE.type, getattr(torch, args.dtype), args.dtype != "float32"),
+                torch.autocast(distributed.DEVICE.type, getattr(torch, args.dtype), args.dtype != "float32"),
             ):
                 n = min(some.numel(), len(some) * targets_per_row)
                 hidden = policy.lm.model(some, use_cache=False).last_hidden_state.flatten(0, 1)[:n]  # [n, D]
@@ -68,9 +69,9 @@ def bare_passes(policy, batches, args, backward):
 def tokens_computed(batch, args):
     """Count the tokens that the trainer's passes compute for a batch. A prompt that a pass shares counts once."""
     tokens = 0
-    for _, micro in passes.micro_batches({"ids": batch["ids"], "mask": batch["mask"]}, args):
+    for _, micro in batches.micro_batches({"ids": batch["ids"], "mask": batch["mask"]}, args):
         rows, length = micro["ids"].shape
-        shared = passes.length_to_share(micro["ids"], micro["mask"], args)
+        shared = batches.length_to_share(micro["ids"], micro["mask"], args)
         tokens += shared + rows * (length - shared)
     return tokens
 
@@ -103,7 +104,7 @@ def measure(step, number):
     args, policy = step.args, step.policy
     took = {"sample": (common.seconds(step.sample, number)[0], common.seconds(bare_generate, step)[0])}
     took["score"] = (common.seconds(step.score)[0], None)
-    engine.sleep(step.llm)
+    sampler.sleep(step.llm)
     models = [model for model in (policy, step.reference) if model]
     logp = common.seconds(step.log_probs)[0]
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
-from runtime import engine
+from runtime import sampler
 
 
 @dataclass
@@ -55,7 +55,7 @@ def main(sizes):
     step.sample(1)
     step.score()
     step.log_probs()
-    engine.sleep(step.llm)
+    sampler.sleep(step.llm)
     shares = list(step.trainer.minibatches(step.batch, args.updates_per_step))
     found = {
         "log-probabilities": seconds_by_operation(lambda: trainer.log_probs(policy, step.batch, args)),

@@ -16,8 +16,8 @@ import tyro
 from transformers import AutoModelForCausalLM
 
 import grpo
-from runtime import memory, processes
-from runtime.placement import place
+from runtime import distributed, memory
+from runtime.models import place
 from tools.maintain import fits
 
 PEAKS = {  # TFLOP/s in bfloat16 with float32 sums, dense, by words in the device's name; the first match counts
@@ -68,9 +68,9 @@ def update_flops(config, n_params, rows, prompt, response):
 
 def seconds_of_update(config, rows, prompt, response):
     """Time grpo.update on a model of this shape, in seconds after a warm-up that compiles it. Responses are random."""
-    args = grpo.Args(updates_per_step=1, kl_coef=0, dtype="bfloat16" if processes.ON_GPU else "float32")
-    args.compile = processes.ON_GPU
-    with torch.device(processes.DEVICE):
+    args = grpo.Args(updates_per_step=1, kl_coef=0, dtype="bfloat16" if distributed.ON_GPU else "float32")
+    args.compile = distributed.ON_GPU
+    with torch.device(distributed.DEVICE):
         lm = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     policy = place(grpo.Policy(lm, args), args)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-6, fused=True)
@@ -86,9 +86,9 @@ def seconds_of_update(config, rows, prompt, response):
 
 def main(sizes):
     common.check_sizes(sizes)
-    if not processes.ON_GPU:
+    if not distributed.ON_GPU:
         sys.exit("error: no GPU; benchmarks/limit.py measures a CPU")
-    processes.start()
+    distributed.start()
     config = fits.MODELS[f"Qwen/Qwen2.5-{sizes.model}-Instruct"]
     shape = sizes.responses, sizes.prompt_tokens, sizes.response_tokens
     seconds = seconds_of_update(config, *shape)

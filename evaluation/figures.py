@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from evaluation import suites
 from rewards import identity
-from runtime import measure
+from runtime import metrics
 
 UNITS = {"kk": " people", "countdown": " numbers"}  # units of the categories
 
@@ -43,7 +43,7 @@ def columns_of(problems, args):
     if args.suite != "kk":
         columns["all"] = Column(f"accuracy avg@{args.samples}" if args.samples > 1 else "accuracy")
     if args.pass_at_k:
-        for k in measure.numbers_of_draws(args.samples):
+        for k in metrics.numbers_of_draws(args.samples):
             columns[f"pass@{k}"] = Column(f"pass@{k}", k=k)
     return columns
 
@@ -76,7 +76,7 @@ def contributions(column, problems, scored):
         for scores in of_checkpoints:
             n = len(scores)
             c = sum(score["correct"] for score in scores)
-            of_problem.append(measure.pass_at_k(n, c, column.k) if column.k else c / n)
+            of_problem.append(metrics.pass_at_k(n, c, column.k) if column.k else c / n)
             if n > 1:
                 variances.append(c / n * (1 - c / n) / (n - 1))
         values.append(fmean(of_problem))

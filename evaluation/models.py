@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transformers import AutoConfig
 
-from runtime import checks, folders
+from runtime import checks, files
 
 
 def checkpoints(model, last):
@@ -19,7 +19,7 @@ def checkpoints(model, last):
     if (folder / "config.json").is_file():
         return [str(folder)]
     if (folder / "checkpoints").is_dir():
-        complete = folders.complete(folder)
+        complete = files.complete_checkpoints(folder)
         if len(complete) < last:
             raise ValueError(f"{model} has {len(complete)} complete checkpoint(s), and --last is {last}")
         return [str(path) for path in complete[-last:]]

@@ -26,7 +26,7 @@ from evaluation.tables import (
 )
 from rewards import TaskError
 from runtime import checks, files, flags, machine, records
-from runtime.processes import ON_GPU
+from runtime.distributed import ON_GPU
 
 
 def prepare(argv):

@@ -13,9 +13,11 @@ from transformers import AutoConfig, AutoTokenizer
 
 from evaluation.models import fingerprint, short_name
 from rewards import TaskError, converses, find_task, own
-from runtime import checks, engine, inputs, memory, quiet, records, tools
-from runtime.chats import check_replies, check_template, decode, encode, encode_reply
-from runtime.processes import ON_GPU
+from runtime import chats, checks, distributed, memory, records, sampler, tools
+from runtime.chats import check_replies, check_template, encode
+from runtime.distributed import ON_GPU
+from runtime.sampler import decode
+from runtime.tools import encode_reply
 
 
 def requests_of(model, problems, args):
@@ -33,7 +35,7 @@ def requests_of(model, problems, args):
         checks.check_weights("model", model, config)
     config = config.get_text_config()
     options = check_template(args, tokenizer)
-    inputs.fix_date(tokenizer, args.chat_template, model)  # a checkpoint's is that of its run
+    chats.fix_date(tokenizer, args.chat_template, model)  # a checkpoint's is that of its run
     prompts = [encode(tokenizer, problem, args.chat_template, options) for problem in problems]
     longest = max(map(len, prompts))
     most = getattr(config, "max_position_embeddings", math.inf)
@@ -60,7 +62,7 @@ def requests_of(model, problems, args):
         "dtype": args.dtype,
         "kv_cache_gb": cache_size(config, context, args),
         "batch": args.batch,
-        "stop": engine.end_tokens(model),
+        "stop": sampler.end_tokens(model),
     }
     if talks:
         check_replies(task, tokenizer, args)  # ValueError if the template has no place for them
@@ -86,13 +88,13 @@ def cache_size(config, context, args):
 
 def load_engine(model, plan, seed):
     """Return a vLLM engine. Only one may exist at a time. plan: from requests_of."""
-    options = engine.common_options(str(model), plan["context"], plan["kv_cache_gb"])
-    options |= engine.attention(plan["dtype"])
+    options = sampler.common_options(str(model), plan["context"], plan["kv_cache_gb"])
+    options |= sampler.attention(plan["dtype"])
     from vllm import LLM  # imported here: it reads the environment and takes seconds
 
-    with quiet.library_notices():
+    with distributed.library_notices():
         llm = LLM(model=model, dtype=plan["dtype"], seed=seed, **options)
-    engine.load_language_model(llm, model, plan["dtype"])
+    sampler.load_language_model(llm, model, plan["dtype"])
     return llm
 
 
@@ -120,8 +122,8 @@ def sample(llm, task, batch, plan, title, done, total):
     A response is {"response": its text, "tokens": how many, "truncated"}. If the task replies, it also has "turns" and
     "replies", and its text is the last turn. done, total: numbers of responses, for the progress bar of this title.
     """
-    engine.empty_prefix_cache(llm)  # a batch's responses must not depend on earlier batches
-    bar = engine.bar_with(title, initial=done, total=total)
+    sampler.empty_prefix_cache(llm)  # a batch's responses must not depend on earlier batches
+    bar = sampler.bar_with(title, initial=done, total=total)
     found = []
     going_on = []  # (the conversation, its last request, the response to that request)
     for request, responses in zip(batch, generate(llm, batch, plan, bar)):  # one per request
@@ -131,8 +133,8 @@ def sample(llm, task, batch, plan, title, done, total):
             row["truncated"] = response.finish_reason == "length"
             if "problem" in request:
                 row |= {"turns": [response.text], "replies": []}
-                further = request | {"samples": 1, "seed": engine.request_seed(request["seed"], "turn 2", i)}
-                side = tools.Side(task, request["problem"], engine.request_seed(request["seed"], "task", i))
+                further = request | {"samples": 1, "seed": sampler.request_seed(request["seed"], "turn 2", i)}
+                side = tools.Side(task, request["problem"], sampler.request_seed(request["seed"], "task", i))
                 going_on.append((Talk(row, side), further, response))
             rows.append(row)
         found.append(rows)
@@ -140,7 +142,7 @@ def sample(llm, task, batch, plan, title, done, total):
     while going_on:
         nexts = next_requests(llm, task, going_on, plan)
         requests = [request for _, request in nexts]
-        bar = engine.bar_with(f"{title}: the next turn of {len(nexts)} conversations")
+        bar = sampler.bar_with(f"{title}: the next turn of {len(nexts)} conversations")
         outputs = generate(llm, requests, plan, bar) if nexts else []
         going_on = []
         for (talk, request), [response] in zip(nexts, outputs):
@@ -221,7 +223,7 @@ def next_requests(llm, task, going_on, plan):
             further = request | {
                 "prompt_ids": [*request["prompt_ids"], *response.token_ids, *ids],
                 "max_tokens": left,
-                "seed": engine.request_seed(request["seed"], "next turn", 0),
+                "seed": sampler.request_seed(request["seed"], "next turn", 0),
             }
             nexts.append((talk, further))
     return nexts

@@ -9,14 +9,7 @@ import tyro
 from evaluation import suites
 from rewards import find_task
 from runtime import checks, files, flags, settings
-from runtime.settings import (
-    Dtype,
-    EvaluationTemperature,
-    GroupSize,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-)
+from runtime.settings import Dtype, EvaluationTemperature, GroupSize, NonNegativeInt, PositiveFloat, PositiveInt
 
 HELP = """Evaluation: the papers' tables from any checkpoint.
 

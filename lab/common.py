@@ -24,10 +24,11 @@ from scipy import stats
 import grpo
 from evaluation import models
 from rewards import check_options, find_task, score
-from runtime import checks, curves, engine, files, flags, folders, machine, memory, passes, records, settings
+from runtime import checks, curves, files, flags, machine, memory, records, sampler, settings
+from runtime.batches import next_problems
 from runtime.chats import load_task
-from runtime.dealing import next_problems
-from runtime.processes import DEVICE, ON_GPU
+from runtime.distributed import DEVICE, ON_GPU
+from runtime.models import HEAD_CHUNK
 from runtime.settings import GroupSize, NonNegativeInt, PositiveInt, Temperature
 from tools import kept
 from tools.maintain import claims, updates
@@ -106,7 +107,7 @@ def trainer_args(script, args, **changes):
 
 def began_with(model):
     """Return the model that a checkpoint's run began with; any other model is returned as it is."""
-    run = folders.run_of(model)
+    run = files.run_of(model)
     its_args = run / "args.json"
     if run == Path(model) or not its_args.exists():
         return model
@@ -115,7 +116,7 @@ def began_with(model):
 
 def name_of(model):
     """Return the model's name for figures: its folder; for a run's checkpoint, the run's folder, too."""
-    run, path = folders.run_of(model), Path(model)
+    run, path = files.run_of(model), Path(model)
     return path.name if run == path else f"{run.name}, {path.name}"
 
 
@@ -161,7 +162,7 @@ def dry_run(args):
     check_options(of_trainer)
     checks.check_gpus(of_trainer)
     config, _ = checks.read_config(args.model)
-    n_params, needed, available = memory.estimate(config, of_trainer, passes.HEAD_CHUNK)
+    n_params, needed, available = memory.estimate(config, of_trainer, HEAD_CHUNK)
     print(f"{args.model}: {n_params / 1e9:.3g} billion parameters; about {needed:.1f} GiB of memory in float32, of")
     print(f"{available:.1f} here; main memory per gradient or copy of the weights: {4 * n_params / memory.GIB:.2g} GiB")
     print("the settings are right; --dry_run ends here")
@@ -171,7 +172,7 @@ def load_policy(args):
     """Load (the policy in float32, its tokenizer) with grpo.py. ValueError if that fails."""
     of_trainer = trainer_args("grpo", args)
     checks.check_gpus(of_trainer)
-    tokenizer, _ = checks.check_model(of_trainer, passes.HEAD_CHUNK)
+    tokenizer, _ = checks.check_model(of_trainer, HEAD_CHUNK)
     return grpo.load_policy(of_trainer, trained=True), tokenizer
 
 
@@ -247,7 +248,7 @@ def sample(policy, args, numbers):
                 correct=[bool(s["correct"]) for s in scores],
             )
         )
-    engine.sleep(llm)  # on a GPU, the measurement gets its memory until the next sync_weights
+    sampler.sleep(llm)  # on a GPU, the measurement gets its memory until the next sync_weights
     return made
 
 

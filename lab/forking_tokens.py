@@ -27,7 +27,7 @@ import entropy_top
 from evaluation import words
 from lab import common, proposition
 from runtime import curves
-from runtime.processes import DEVICE
+from runtime.distributed import DEVICE
 from runtime.settings import NonNegativeInt, PositiveFraction, PositiveInt
 
 NEARLY_CERTAIN = 0.01  # nats; a token with less entropy counts as having none

@@ -33,7 +33,7 @@ import entropy_top
 import grpo
 from lab import common, who_dominates
 from runtime import curves
-from runtime.processes import DEVICE
+from runtime.distributed import DEVICE
 from runtime.settings import PositiveFraction, PositiveInt
 from tools.maintain import updates
 

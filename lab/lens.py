@@ -24,8 +24,8 @@ from tqdm import tqdm
 import grpo
 from lab import common
 from runtime import curves, files
+from runtime.metrics import pieces_of
 from runtime.settings import PositiveFraction, PositiveInt
-from runtime.watched_tokens import pieces_of
 from tools.maintain.updates import ALGORITHMS, token_weights
 
 SCRIPTS = [script for script in ALGORITHMS if script not in ("opd", "sdpo", "grpo_multi_turn", "gigpo")]

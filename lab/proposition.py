@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from lab import common
 from runtime import curves
-from runtime.processes import DEVICE
+from runtime.distributed import DEVICE
 from runtime.settings import PositiveInt
 
 MOST_GROUPS = 5  # groups of the embedding and the layers; the logits are one more

@@ -162,7 +162,7 @@ def score(task, responses, problems):
     score_conversation(). If the task fails in any process, TaskError is raised in all of them: records.py then ends the
     run with a checkpoint. All processes must call it.
     """
-    from runtime import processes, tools  # here, because flags.check must find bad flags before torch is loaded
+    from runtime import distributed, tools  # here, because flags.check must find bad flags before torch is loaded
 
     answers = [problem["answer"] for problem in problems]
     conversations = [getattr(response, "turns", [response.text]) for response in responses]
@@ -179,7 +179,7 @@ def score(task, responses, problems):
             scores = scores_of(task, conversations, answers, more)
     except TaskError as error:
         failed = str(error)
-    for failure in filter(None, processes.gather([failed])):
+    for failure in filter(None, distributed.gather([failed])):
         raise TaskError(failure)
     copies = []
     for found, response, problem in zip(scores, responses, problems):
@@ -234,7 +234,7 @@ def parts_of(scores, name):
     name: the task's, for errors. TaskError in all processes if a response has other parts than the first one.
     All processes must call it.
     """
-    from runtime.processes import gather  # here, because flags.check must find bad flags before torch is loaded
+    from runtime.distributed import gather  # here, because flags.check must find bad flags before torch is loaded
 
     parts = [score.get("parts") or {"reward": score["reward"]} for score in scores]
     names = gather([list(parts[0])])[0]  # the order of the first process's first response

@@ -1,41 +1,41 @@
 """Everything that all trainers call and no algorithm changes. To learn an algorithm, skip it.
 
-How a run begins
-- papers: the papers' settings per task
-- settings: the types and ranges of settings, and those that every script has
-- flags: where a setting's value comes from; finds mistakes before torch is imported
-- start: reads and checks, in order, all that can be checked before anything large is loaded
+Before torch is imported
+- settings: the types and ranges of settings, those that every script has, the papers' per task
+- flags: where a setting's value comes from; finds mistakes
 - checks: find whatever can't work on this machine, in this folder, with this model
-- header: the text that a run prints before it starts
+- machine: this process's number, GPUs, fast dtypes, threads
+- files: files that a kill can't corrupt; the folders of runs and checkpoints
+- chats: prompts as tokens: the chat template
 
-Where it runs
-- ranks, processes: this process's number; devices, and communication between processes
-- threads: how a CPU's threads wait for each other
-- machine, memory: GPUs and fast dtypes; memory that a run needs and used
-- placement: puts a policy on its device: compiled, recomputing, sharded by FSDP2
+Models
+- models: families, loading, FSDP2, float16; whether trainer and sampler compute the same model
 - lora: adapters that are trained in place of the weights
-- engine: vLLM's options for the machine, seeds of requests, sleeping and waking
-- quiet: hides notices of the libraries, never their errors
+- memory: memory that a run needs and used
+- distributed: devices, and communication between processes; hides notices of the libraries
+- sampler: vLLM's options for the machine, seeds of requests, sleeping and waking
+- sampler_process: vLLM in a process of its own
 
-What a step calls
-- dealing: the order of problems; assigns problems and groups to processes
-- chats: prompts and responses as tokens and as text
-- passes: which rows form a forward pass; prompts that are computed once
-- measure, clock: metrics; seconds per phase
+A step
+- batches: problems, forward passes, and their assignment to processes
+- tools: the task's side of conversations
+- metrics: metrics of responses, tokens and weights; seconds per phase
 
 What a run leaves behind
-- records, folders, files: its folder, and files that a kill can't corrupt
+- records: starts a run, and writes its files
 - checkpoints: saving and resuming
-- curves, terminal, before_after: plots and output to look at
-- watched_tokens: the effect of an update on each token of a few responses, for tools/watch.py
-- signals: Ctrl-C, SIGTERM, a closed terminal
-- streams: output that is closed or has lost its reader
+- terminal: output to look at
+- curves: plots
+
+This module itself keeps a program alive if its output is closed, or can't be written any more.
+`| head`, a `| tee` that Ctrl-C ends and a closed terminal take away its reader, and the disk of a
+log may be full. A print would then end a run in the middle of a step.
 """
 
+import io
+import os
 import sys
 from importlib.util import find_spec
-
-from runtime import streams
 
 NEEDS_VLLM = (
     "runs need vLLM: make install (Linux); on a Mac or Windows: nano_grpo.py, WSL2, a container"
@@ -47,4 +47,34 @@ if missing := [name for name in NEEDED if not find_spec(name)]:
         "(requirements-common.txt); make install puts all packages into .venv"
     )
 
-streams.keep()
+
+class Unbreakable(io.FileIO):
+    """Write to a descriptor. If that fails, drop all that is written from then on."""
+
+    def write(self, content):
+        try:
+            return super().write(content) or 0  # None: a busy terminal; the buffer tries again
+        except OSError as error:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())
+            os.close(null)
+            if self.fileno() == 1:
+                text = f"{sys.argv[0]} goes on without standard output: {error.strerror}"
+                print(text, file=sys.stderr)
+            return len(content)
+
+
+def keep_streams():
+    """Make every print succeed from now on. Characters that an encoding lacks become "?"."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:  # otherwise a file would get the number
+        os.set_inheritable(opened, True)  # for child programs
+    os.close(opened)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        usual = getattr(sys, name)
+        if usual is getattr(sys, f"__{name}__"):  # not a notebook's or pytest's
+            encoding = usual.encoding if usual else "utf-8"
+            raw = io.BufferedWriter(Unbreakable(number, "w", closefd=False))
+            setattr(sys, name, io.TextIOWrapper(raw, encoding, "replace", line_buffering=True))
+
+
+keep_streams()

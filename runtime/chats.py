@@ -5,6 +5,7 @@ response's first. The model's template and tokenizer decide; tasks read it as te
 """
 
 import contextlib
+import datetime
 import functools
 import json
 import re
@@ -13,12 +14,13 @@ import jinja2.meta
 
 import rewards
 from rewards.rows import check_text
+from runtime import files
 
 OPENING_TAG = r"[<\[◁][^\s<>\[\]◁▷/]+[>\]▷]"  # <think>, [THINK]
 # A special token with one of these words counts as text. Others control the chat: end of text, end
 # of turn, padding.
 TEXT_WORDS = r"think|thought|reason|answer|solution|solve|tool_"
-FIXED = {}  # keywords of every call of a chat template: strftime_now, from inputs.fix_date
+FIXED = {}  # keywords of every call of a chat template: strftime_now, from chats.fix_date
 MARK = "\ufdd0"  # Unicode promises that no text has this code point
 AS_JSON = "\ufdd1"  # this one neither
 CALL_ID = "call{:05d}"  # nine letters and digits, as Mistral's templates want it
@@ -256,31 +258,6 @@ def control_pattern(tokenizer):
     return re.compile("|".join(map(re.escape, names)) or "(?!)")
 
 
-def encode_reply(tokenizer, reply, chat_template="auto", template_options="{}", turn=""):
-    """Return the token ids between two turns of the model: the reply, as a user turn.
-
-    reply: a text or, if the turn called tools, a list of texts: the results, in the template's own
-    role for them. The ids follow the token that ended the last turn. So they include the newline
-    that most templates write after this token, and the beginning of the model's next turn. Control
-    tokens in the reply are encoded as text. chat_template, template_options: the settings, two
-    strings. turn: the last turn's text. ValueError if the reply holds half of a surrogate pair.
-    """
-    texts = [reply] if isinstance(reply, str) else reply
-    num_results = 0 if isinstance(reply, str) else len(texts)
-    end, *pieces = around_replies(tokenizer, chat_template, template_options, num_results)
-    ids_of_calls = re.findall(r'"id": *"(\w{9})"', turn)  # Mistral's results repeat them
-    text = end + pieces[0]
-    for i, (reply, piece) in enumerate(zip(texts, pieces[1:])):
-        check_text(reply, "a reply")
-        if piece.startswith(AS_JSON):
-            reply, piece = json.dumps(reply, ensure_ascii=False)[1:-1], piece[len(AS_JSON) :]
-        if 0 < num_results == len(ids_of_calls):
-            piece = piece.replace(CALL_ID.format(i), ids_of_calls[i])
-        text += marked(tokenizer, reply) + piece
-    # Encode it after the end token: some tokenizers put a space before a text's first word.
-    return to_ids(tokenizer, text)[len(tokenizer.encode(end, add_special_tokens=False)) :]
-
-
 @functools.cache
 def around_replies(tokenizer, chat_template="auto", template_options="{}", num_results=0):
     """Return [the token that ends a turn, the text before a reply, the text after it], strings.
@@ -339,22 +316,6 @@ def after_prompt(prompt, text):
     return rest if prompt.endswith(tag[1]) else rest.lstrip()  # the prompt has the line break
 
 
-def decode(tokenizer, responses):
-    """Return the texts of vLLM's responses, a list, without control tokens and end tokens.
-
-    Tags stay, even if they are special tokens, as </think> is in some tokenizers.
-    """
-    control = control_tokens(tokenizer)
-    kept = []
-    for response in responses:
-        ended = response.finish_reason == "stop"  # otherwise it was truncated, and all of it counts
-        ids = response.token_ids[:-1] if ended else response.token_ids
-        kept.append([token for token in ids if token not in control])
-    return tokenizer.batch_decode(
-        kept, skip_special_tokens=False, clean_up_tokenization_spaces=False
-    )
-
-
 def control_tokens(tokenizer):
     """Return the set of ids of the tokens that control the chat and are not text."""
     return set(tokenizer.convert_tokens_to_ids(control_names(tokenizer)))
@@ -372,3 +333,24 @@ def control_names(tokenizer):
         if controls and not re.search(TEXT_WORDS, name, re.IGNORECASE):
             names.append(name)
     return names
+
+
+# --------------------------------------------------------------------------------------------- date
+
+
+def fix_date(tokenizer, chat_template, begun):
+    """Make a chat template that writes the date (strftime_now) write the same one in all of a run.
+
+    begun: the run, or its checkpoint, that is resumed or evaluated; another model has no run.json.
+    Return the date, "2026-05-31": today's or that run's. None if no template writes it.
+    """
+    if chat_template == "none" or "strftime_now" not in str(tokenizer.chat_template):
+        return None
+    date = str(datetime.date.today())
+    path = files.run_of(begun) / "run.json"
+    if begun and path.is_file():
+        about = files.read_object(path)
+        date = about.get("sizes", {}).get("template_date") or about.get("date", date)
+    FIXED["strftime_now"] = datetime.datetime.fromisoformat(date).strftime  # at midnight
+    print(f"the chat template writes the date: {date} in all of the run, even if it is resumed")
+    return date

@@ -24,13 +24,19 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 
-from runtime import files, float16, lora, processes
-from runtime.folders import POSITION, all_of, complete, run_of, step_of, to_resume
+from runtime import distributed, files, lora, models
+from runtime.files import (
+    POSITION,
+    all_checkpoints,
+    complete_checkpoints,
+    run_of,
+    step_of,
+    to_resume,
+)
 
 VERSIONS = "versions"
 TENSORS_PER_FILE = 64  # of trainer/; a process copies one file at a time to main memory
 UNDELETABLE = []  # the first folder that could not be deleted
-
 
 # ------------------------------------------------------------------------------------------- saving
 
@@ -45,20 +51,20 @@ def save(policy, optimizer, tokenizer, step, num_used, args, critic=None):
     """
     path = Path(args.run_dir, "checkpoints", f"step_{step:06d}")
     unfinished = None
-    if processes.RANK == 0:
+    if distributed.RANK == 0:
         clear(path.parent)
         if path.exists():  # incomplete: left by a kill
             delete(path)
         unfinished = unused(path)
         unfinished.mkdir(parents=True)
-    unfinished = processes.broadcast(unfinished)
+    unfinished = distributed.broadcast(unfinished)
     state = trainer_state(policy, optimizer, critic)
     places = {name: 1 + i // TENSORS_PER_FILE for i, name in enumerate(state)}
     writer = dcp.HuggingFaceStorageWriter(unfinished / "trainer", places, save_distributed=True)
-    dcp.save(state, storage_writer=writer, no_dist=processes.WORLD_SIZE == 1)
+    dcp.save(state, storage_writer=writer, no_dist=distributed.WORLD_SIZE == 1)
     weights = whole(lora.merged_weights(policy.lm), getattr(torch, args.dtype))
     adapter = whole(lora.peft_weights(policy.lm), torch.float32)
-    if processes.RANK == 0:
+    if distributed.RANK == 0:
         save_file(weights, unfinished / "model.safetensors", metadata={"format": "pt"})
         policy.lm.config.architectures = [type(policy.lm).__name__]  # not a base class's
         policy.lm.config.save_pretrained(unfinished)
@@ -76,7 +82,7 @@ def save(policy, optimizer, tokenizer, step, num_used, args, critic=None):
         # Rename it only when all of it is on the disk, so that a folder with this name is never
         # half written. Delete old checkpoints only when the new one is complete.
         files.rename(unfinished, path)
-        for old in complete(args.run_dir)[: -args.keep_checkpoints]:
+        for old in complete_checkpoints(args.run_dir)[: -args.keep_checkpoints]:
             delete(old)
 
 
@@ -143,7 +149,7 @@ def load(policy, optimizer, resume, critic=None):
     path = to_resume(resume)
     state = trainer_state(policy, optimizer, critic)  # DCP loads in place: it fills these tensors
     reader = dcp.HuggingFaceStorageReader(path / "trainer")
-    dcp.load(state, storage_reader=reader, no_dist=processes.WORLD_SIZE == 1)
+    dcp.load(state, storage_reader=reader, no_dist=distributed.WORLD_SIZE == 1)
     torch.set_rng_state(state["rng"])
     for name, scaler in scalers(policy, optimizer, critic).items():
         scaler.load_state(state[name])
@@ -163,7 +169,7 @@ def load_versions(resume):
 
 def delete_newer(path):
     """Delete a run's checkpoints that are newer than the one it goes on from, and print that."""
-    newer = [folder for folder in all_of(run_of(path)) if step_of(folder) > step_of(path)]
+    newer = [folder for folder in all_checkpoints(run_of(path)) if step_of(folder) > step_of(path)]
     for folder in reversed(newer):  # newest first: a kill in between leaves the older ones
         print(f"the run goes on from {path.name}: {folder} is deleted")
         delete(folder)
@@ -179,7 +185,7 @@ def trainer_state(policy, optimizer, critic=None):
     """Return {"NAME.weight", "NAME.exp_avg", "NAME.exp_avg_sq", "NAME.step": tensor} and "rng".
 
     NAME: each trained parameter's; rng: torch's random state. The others are no copies.
-    With --dtype float16 it has the state of each optimizer's float16.Scaler, too. critic: a pair,
+    With --dtype float16 it has the state of each optimizer's models.Scaler, too. critic: a pair,
     another trained model and its optimizer (ppo.py); its names begin with "critic.".
     """
     state = {"rng": torch.get_rng_state()}
@@ -198,12 +204,12 @@ def trainer_state(policy, optimizer, critic=None):
 
 
 def scalers(policy, optimizer, critic=None):
-    """Return {name in a checkpoint: float16.Scaler} of the optimizers; {} in other dtypes."""
-    if policy.lm.config.dtype != "float16":  # placement.place has set it to args.dtype
+    """Return {name in a checkpoint: models.Scaler} of the optimizers; {} in other dtypes."""
+    if policy.lm.config.dtype != "float16":  # models.place has set it to args.dtype
         return {}
-    found = {"scaler": float16.scaler(optimizer, policy.args)}
+    found = {"scaler": models.scaler(optimizer, policy.args)}
     if critic:
-        found["critic.scaler"] = float16.scaler(critic[1], policy.args)
+        found["critic.scaler"] = models.scaler(critic[1], policy.args)
     return found
 
 
@@ -211,7 +217,7 @@ def of_adamw(parameter, optimizer):
     """Return AdamW's exp_avg, exp_avg_sq and step of a parameter; zeros before its first update."""
     if not optimizer.state[parameter]:
         optimizer.state[parameter] = {
-            "step": torch.zeros((), device=processes.DEVICE),
+            "step": torch.zeros((), device=distributed.DEVICE),
             "exp_avg": torch.zeros_like(parameter),
             "exp_avg_sq": torch.zeros_like(parameter),
         }
@@ -223,7 +229,7 @@ def whole(named_weights, dtype):
     weights = {}
     for name, weight in named_weights:
         # one at a time, so that a GPU never holds the whole model
-        weight = processes.full_tensor(weight.to(dtype))
-        if processes.RANK == 0:
+        weight = distributed.full_tensor(weight.to(dtype))
+        if distributed.RANK == 0:
             weights[name] = weight.cpu()
     return weights

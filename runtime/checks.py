@@ -1,10 +1,12 @@
 """Find mistakes before anything large is loaded. Each raises a ValueError that says what to do."""
 
+import hashlib
+import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from runtime import NEEDS_VLLM, curves, folders, ranks
+from runtime import NEEDS_VLLM, files, machine
 
 
 def check_gpus(args):
@@ -14,15 +16,17 @@ def check_gpus(args):
     """
     import torch  # here, because flags.check must find bad flags before torch is loaded
 
-    from runtime import machine, processes
+    from runtime import distributed
 
     if reason := machine.unusable_gpus():
         raise ValueError(reason)
     n_gpus = torch.cuda.device_count()
-    if 0 < n_gpus < ranks.LOCAL_WORLD_SIZE:
-        raise ValueError(f"{ranks.LOCAL_WORLD_SIZE} processes need a GPU each; there are {n_gpus}")
-    if processes.ON_GPU:
-        torch.cuda.set_device(processes.DEVICE)
+    if 0 < n_gpus < machine.LOCAL_WORLD_SIZE:
+        raise ValueError(
+            f"{machine.LOCAL_WORLD_SIZE} processes need a GPU each; there are {n_gpus}"
+        )
+    if distributed.ON_GPU:
+        torch.cuda.set_device(distributed.DEVICE)
         if args.dtype == "bfloat16" and not machine.gpu_has_bfloat16():
             raise ValueError(
                 f"{torch.cuda.get_device_name()} has no bfloat16: give --dtype float16, and a "
@@ -32,11 +36,11 @@ def check_gpus(args):
 
 def check_prompts_per_step(args):
     """Raise ValueError unless updates and processes divide a step's prompts equally."""
-    multiple = args.updates_per_step * ranks.WORLD_SIZE
+    multiple = args.updates_per_step * machine.WORLD_SIZE
     if args.prompts_per_step % multiple:
         raise ValueError(
             f"--prompts_per_step is {args.prompts_per_step}; it must be a multiple of {multiple} "
-            f"({args.updates_per_step} updates × {ranks.WORLD_SIZE} processes)"
+            f"({args.updates_per_step} updates × {machine.WORLD_SIZE} processes)"
         )
 
 
@@ -54,11 +58,11 @@ def check_run_folders(args):
     if args.track and not find_spec("wandb"):
         raise ValueError("--track needs Weights & Biases: pip install wandb (or give --no_track)")
     if args.resume:
-        run = folders.run_of(args.resume)
-        if not folders.to_resume(args.resume) or not (run / "args.json").exists():
+        run = files.run_of(args.resume)
+        if not files.to_resume(args.resume) or not (run / "args.json").exists():
             raise ValueError(f"--resume {args.resume}: no checkpoint there, or no args.json")
         for path in sorted(run.glob("*.jsonl")):
-            curves.read_rows(path)  # ValueError if a row is damaged
+            files.read_rows(path)  # ValueError if a row is damaged
     elif args.run_dir:
         check_new(args.run_dir)
 
@@ -72,7 +76,7 @@ def check_vllm():
 def check_new(run_dir):
     """Raise ValueError if this folder already holds a run."""
     metrics = Path(run_dir, "metrics.jsonl")
-    if folders.all_of(run_dir) or (metrics.exists() and metrics.stat().st_size > 0):
+    if files.all_checkpoints(run_dir) or (metrics.exists() and metrics.stat().st_size > 0):
         raise ValueError(
             f"--run_dir {run_dir} holds a run: continue it with --resume {run_dir}, delete it, or "
             "name another folder"
@@ -86,10 +90,10 @@ def check_model(args, head_chunk):
     logits exist at once. ValueError if the model can't be loaded, or does not fit the chosen sizes
     or this machine's memory.
     """
-    from runtime import families, memory, processes, sampler_process
+    from runtime import distributed, memory, models, sampler_process
 
     config, tokenizer = read_config(args.model)
-    only_bfloat16 = config.model_type.startswith("qwen3_5") and not processes.ON_GPU
+    only_bfloat16 = config.model_type.startswith("qwen3_5") and not distributed.ON_GPU
     if only_bfloat16 and args.has_sampler and args.dtype != "bfloat16":
         raise ValueError(
             f"--dtype {args.dtype}: vLLM's build for CPUs computes {args.model} in bfloat16 alone: "
@@ -107,13 +111,13 @@ def check_model(args, head_chunk):
             f"{available:.0f}: a smaller --model, --micro_batch_tokens or --kv_cache_gb, more "
             "processes, --gradient_checkpointing, --kl_coef 0 or LoRA (--lora_rank 16) need less"
         )
-    if processes.ON_GPU:
+    if distributed.ON_GPU:
         memory.check_main(args, n_params, n_teacher)
     if hasattr(args, "sampler_gpus"):
         sampler_process.check(args, memory.shapes_of(config))
     sizes = {"parameters": n_params, "estimated_memory_gb": needed, "memory_gb": available}
     sizes["is_guess"] = memory.is_guess(config)
-    sizes["without_images"] = "config" in families.text_only(args.model)
+    sizes["without_images"] = "config" in models.text_only(args.model)
     return tokenizer, sizes
 
 
@@ -121,7 +125,7 @@ def read_config(model, flag="--model"):
     """Return (configuration, tokenizer) of a folder or hub id, or raise ValueError if unusable."""
     from transformers import AutoConfig, AutoTokenizer
 
-    from runtime import families
+    from runtime import models
 
     check_model_folder(model, flag)
     try:
@@ -137,7 +141,7 @@ def read_config(model, flag="--model"):
             "they were made from"
         )
     check_weights(flag, model, config)
-    return families.language_config(config), tokenizer
+    return models.language_config(config), tokenizer
 
 
 def quantisation_of(config):
@@ -155,7 +159,7 @@ def check_weights(flag, model, config):
     """
     from transformers.utils.peft_utils import find_adapter_config_file
 
-    from runtime import families, memory
+    from runtime import memory, models
 
     if find_adapter_config_file(model):
         raise ValueError(
@@ -166,13 +170,13 @@ def check_weights(flag, model, config):
     if not Path(model).is_dir():  # a hub id
         return
     try:
-        model_class = type(memory.shapes_of(families.language_config(config)))
+        model_class = type(memory.shapes_of(models.language_config(config)))
     except Exception:  # memory.estimate refuses it; vLLM may know it (evaluate.py)
         return
     try:
         _, found = model_class.from_pretrained(
             model,
-            **{"config": config} | families.text_only(model),
+            **{"config": config} | models.text_only(model),
             device_map="meta",
             ignore_mismatched_sizes=True,  # report them instead of raising an error
             output_loading_info=True,
@@ -183,7 +187,7 @@ def check_weights(flag, model, config):
         raise ValueError(f"{flag} {model}: the weights can't be read: {error}{advice}") from error
     # transformers' Gemma 3 takes the angles in old checkpoints for weights; no model needs them.
     wrong = [key for key in found["unexpected_keys"] if not key.endswith(".inv_freq")]
-    if families.reads_images(config):
+    if models.reads_images(config):
         wrong = [key for key in wrong if key.startswith("model.layers.")]
     wrong += [*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])]
     if wrong:
@@ -232,3 +236,37 @@ def is_path(name):
     """Return whether a model's name is a path. Anything else may be a hub id."""
     in_a_folder = "/" in name and Path(name).parent.is_dir()
     return in_a_folder or name.startswith((".", "~")) or name.count("/") > 1 or Path(name).exists()
+
+
+# -------------------------------------------------------------------------- inputs of a resumed run
+
+
+def digest(problems):
+    """Return the SHA-256 (hex) of the problems' numbers, tokens and answers, in their order."""
+    found = hashlib.sha256()
+    for problem in problems:
+        kept = [problem.get(key) for key in ("id", "prompt_ids", "response_ids", "answer")]
+        found.update(json.dumps(kept, default=str).encode() + b"\n")
+    return found.hexdigest()
+
+
+def check_resumed(args, digests):
+    """Raise ValueError if --resume would mix two test sets, or test on problems trained on.
+
+    digests: {"training": digest, "test": digest} of the problems now.
+    """
+    if not args.resume:
+        return
+    run = files.run_of(args.resume)
+    before = files.read_object(run / "run.json").get("sizes", {}).get("digests")
+    if before is None:
+        print(f"{run} is of an older commit: whether its problems have changed is not checked")
+        return
+    differ = [split for split in digests if before[split] != digests[split]]
+    if differ:
+        raise ValueError(
+            f"--resume {args.resume}: the {' and '.join(differ)} problems are not those that the "
+            "run began with: a setting (--data, --seed, --eval_size, --max_prompt_tokens …), a "
+            "file, the tokenizer or the chat template has changed. To go on with other problems, "
+            f"start a new run with --model {files.to_resume(args.resume)}"
+        )

@@ -1,7 +1,6 @@
 """Plot a run's metrics, in curves.png and in the terminal."""
 
 import itertools
-import json
 import math
 
 TITLES = {
@@ -38,20 +37,6 @@ LOOK = {  # of all figures
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "curves",  # the same values give the same file
 }
-
-
-def read_rows(path):
-    """Return the objects of a JSON-lines file; [] without the file.
-
-    Skips a last line that a kill truncated. ValueError, with the file's name, if another is broken.
-    """
-    if not path.exists():
-        return []
-    lines = path.read_bytes().split(b"\n")[:-1]
-    try:
-        return [json.loads(line) for line in lines]
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
 
 
 def points(rows, key):

@@ -1,10 +1,14 @@
-"""Write files that a kill can't corrupt, and lock a run's folder."""
+"""Write files that a kill can't corrupt, lock a run's folder, and find checkpoints.
+
+A run's checkpoints are in RUN/checkpoints/step_STEP.
+"""
 
 import errno
 import fcntl
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # a disk takes no more
@@ -74,3 +78,68 @@ def lock(folder):
     except OSError:
         pass  # some network file systems have no locks
     LOCKS[folder] = file
+
+
+# --------------------------------------------------------------------------------------------- rows
+
+
+def read_rows(path):
+    """Return the objects of a JSON-lines file; [] without the file.
+
+    Skips a last line that a kill truncated. ValueError, with the file's name, if another is broken.
+    """
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")[:-1]
+    try:
+        return [json.loads(line) for line in lines]
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+
+
+# ---------------------------------------------------------- folders of a run and of its checkpoints
+
+POSITION = "trainer_state.json"  # in a checkpoint; written among the last
+
+
+def all_checkpoints(run_dir):
+    """Return the folders of a run's checkpoints, oldest first, including damaged ones."""
+    folders = Path(run_dir).glob("checkpoints/step_*")
+    return sorted(filter(is_checkpoint, folders), key=step_of)
+
+
+def complete_checkpoints(run_dir):
+    """Return the checkpoints that have all their files, oldest first."""
+    return [folder for folder in all_checkpoints(run_dir) if (folder / POSITION).is_file()]
+
+
+def how_to_go_on(run_dir):
+    """Say how to resume a run that has ended early."""
+    there = complete_checkpoints(run_dir)
+    if not there:
+        return "it has no checkpoint to go on from"
+    return f"--resume {run_dir} goes on from {there[-1].name}"
+
+
+def is_checkpoint(folder):
+    """Return whether this is the path of a checkpoint: RUN/checkpoints/step_STEP."""
+    return folder.parent.name == "checkpoints" and bool(re.fullmatch(r"step_\d{6,}", folder.name))
+
+
+def step_of(folder):
+    return int(folder.name.removeprefix("step_"))
+
+
+def run_of(resume):
+    """Return the run folder that --resume names: RUN, or RUN/checkpoints/step_STEP."""
+    folder = Path(resume)
+    return folder.parents[1] if is_checkpoint(folder) else folder
+
+
+def to_resume(resume):
+    """Return the checkpoint that --resume names: itself, or the run's newest; None without one."""
+    folder = Path(resume)
+    if is_checkpoint(folder):
+        return folder if folder.is_dir() else None
+    there = all_checkpoints(folder)
+    return there[-1] if there else None

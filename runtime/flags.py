@@ -24,9 +24,9 @@ import tyro
 
 from rewards import OPTIONS, check_options, find_task
 from rewards import TASKS as REWARD_TASKS
-from runtime import checks, files, folders, machine, ranks, threads
+from runtime import checks, files, machine
 from runtime.chats import read_template_options
-from runtime.ranks import RANK
+from runtime.machine import RANK
 from runtime.settings import check_ranges
 
 ON_GPU = machine.has_gpu()
@@ -73,7 +73,7 @@ def check(args_class, tasks):
         READ.append(read(sys.argv[1:], args_class, tasks))
         args, _ = READ[0]
         check_settings(args)
-        threads.choose_waiting(args.model)
+        machine.choose_waiting(args.model)
     if RANK == 0:
         what = "torch; no model" if args.dry_run else "torch and the model; this takes a while"
         print(f"{Path(sys.argv[0]).name}: loading {what}", flush=True)
@@ -162,8 +162,8 @@ def layers(argv, args_class, tasks):
         model = said.get("model", ON_CPU["model"])
         if not machine.has_fast_bfloat16():
             found.append(("bfloat16 is slow here", {"dtype": "float32"}))
-    elif FROM_GPUS.get(task, 4) <= ranks.LOCAL_WORLD_SIZE:  # each machine holds all shards
-        found.append((f"{ranks.LOCAL_WORLD_SIZE} GPUs", MANY_GPUS))
+    elif FROM_GPUS.get(task, 4) <= machine.LOCAL_WORLD_SIZE:  # each machine holds all shards
+        found.append((f"{machine.LOCAL_WORLD_SIZE} GPUs", MANY_GPUS))
     if ON_GPU and machine.driver_says_no_bfloat16():
         found.append(("this GPU has no bfloat16", {"dtype": "float16"}))
     if model:
@@ -232,7 +232,7 @@ def of_resumed_run(argv, args_class):
         return {}
     if not said["resume"].strip():
         raise ValueError("--resume is empty: it takes the folder of a run, or of a checkpoint")
-    folder = folders.run_of(said["resume"])
+    folder = files.run_of(said["resume"])
     if "run_dir" in said:
         raise ValueError(f"--run_dir does not go with --resume: the run goes on in {folder}")
     path = folder / "args.json"

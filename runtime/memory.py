@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from runtime import families, processes
+from runtime import distributed, models
 
 GIB = 2**30
 LIBRARIES = 1.8  # GiB on a CPU: torch, transformers, vLLM, and 0.6 that the first steps add
@@ -34,10 +34,10 @@ class Machine:
 
 def this_machine():
     """Describe the machine that runs this process. A GPU's memory is the part that is free now."""
-    available = machine_bytes() / processes.LOCAL_WORLD_SIZE
-    if processes.ON_GPU:
-        available, _ = torch.cuda.mem_get_info(processes.DEVICE)
-    return Machine(processes.ON_GPU, processes.LOCAL_WORLD_SIZE, gib=available / GIB)
+    available = machine_bytes() / distributed.LOCAL_WORLD_SIZE
+    if distributed.ON_GPU:
+        available, _ = torch.cuda.mem_get_info(distributed.DEVICE)
+    return Machine(distributed.ON_GPU, distributed.LOCAL_WORLD_SIZE, gib=available / GIB)
 
 
 def estimate(config, args, head_chunk, machine=None):
@@ -64,7 +64,7 @@ def estimate(config, args, head_chunk, machine=None):
     always = always_bytes(n_params, n_adapter, width, args, machine)
     if args.teacher:
         its_config = AutoConfig.from_pretrained(args.teacher, trust_remote_code=False)
-        its_config = families.language_config(its_config)
+        its_config = models.language_config(its_config)
         teacher = usable_shapes("--teacher", args.teacher, its_config, context)
         always += width * teacher.num_parameters() / machine.processes
     training = training_bytes(config, n_params, n_adapter, width, args, head_chunk, machine)
@@ -90,13 +90,13 @@ def check_main(args, n_params, n_teacher):
     width = getattr(torch, args.dtype).itemsize
     waiting = (args.lag + 2 if args.lag else 1) * width * n_params
     loaded = max(4 * n_params, width * n_teacher, waiting)
-    needed = processes.LOCAL_WORLD_SIZE * (IN_MAIN + loaded / GIB)
+    needed = distributed.LOCAL_WORLD_SIZE * (IN_MAIN + loaded / GIB)
     there = machine_bytes() / GIB
     if needed > there:
         raise ValueError(
             f"{args.model} needs about {needed:.1f} GiB of main memory, and there are {there:.1f}: "
-            f"each of {processes.LOCAL_WORLD_SIZE} processes loads the model there before its GPU "
-            "gets it. A smaller --model or fewer processes need less"
+            f"each of {distributed.LOCAL_WORLD_SIZE} processes loads the model there before its "
+            "GPU gets it. A smaller --model or fewer processes need less"
         )
 
 
@@ -115,7 +115,7 @@ def usable_shapes(flag, name, config, context, lora_rank=0):
         model = shapes_of(config)
     except Exception as error:  # transformers has no language model for it
         raise ValueError(f"{flag} {name} is a {config.model_type}: {error}") from error
-    families.check(flag, name, config, model, lora_rank)
+    models.check_family(flag, name, config, model, lora_rank)
     most = getattr(config, "max_position_embeddings", None) or context
     if context > most:
         raise ValueError(
@@ -128,7 +128,7 @@ def usable_shapes(flag, name, config, context, lora_rank=0):
 def key_value_bytes(config, width):
     """Return the bytes that the key-value cache needs per token. width: bytes per number."""
     numbers = 0
-    for layer, keeps_state in zip(layers_of(config), families.recurrent_layers(config)):
+    for layer, keeps_state in zip(layers_of(config), models.recurrent_layers(config)):
         if keeps_state:
             continue
         heads = getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads
@@ -149,7 +149,7 @@ def head_width(config):
 def feed_forward_width(config):
     """Return the width of a layer's feed-forward parts that one token goes through."""
     dense = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-    if not families.num_experts(config):
+    if not models.num_experts(config):
         return dense
     of_expert = getattr(config, "moe_intermediate_size", None) or dense
     shared = getattr(config, "shared_expert_intermediate_size", None) or 0
@@ -158,8 +158,8 @@ def feed_forward_width(config):
 
 def is_guess(config):
     """Return whether the estimate was not measured for such a model."""
-    is_tried = config.model_type in families.TRIED
-    return not is_tried or families.is_recurrent(config) or families.num_experts(config) > 0
+    is_tried = config.model_type in models.TRIED
+    return not is_tried or models.is_recurrent(config) or models.num_experts(config) > 0
 
 
 def adapter_size(model, rank):
@@ -257,7 +257,7 @@ def keep_freed_memory():
     for each of the last 1024 shapes. Few lengths recur, so they are told to keep 64 and 16: kk_tiny
     takes 1.6 GiB instead of 2.6 after 40 steps.
     """
-    if processes.ON_GPU:
+    if distributed.ON_GPU:
         return
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     os.environ.setdefault("LRU_CACHE_CAPACITY", "16")

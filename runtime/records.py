@@ -1,4 +1,4 @@
-"""Keep the records of a run: its folder and the files in it, written by process 0.
+"""Begin a run, and keep its records: its folder and the files in it, written by process 0.
 
 docs/metrics.md says what each file holds.
 """
@@ -8,6 +8,8 @@ import dataclasses
 import functools
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -18,21 +20,22 @@ from pathlib import Path
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
+import rewards
 from rewards import TaskError
 from runtime import (
-    before_after,
+    chats,
     checkpoints,
     checks,
     curves,
+    distributed,
     files,
     flags,
-    folders,
-    processes,
-    signals,
+    memory,
+    metrics,
     terminal,
-    watched_tokens,
 )
-from runtime.header import device_name
+from runtime.machine import RANK, device_name
+from runtime.models import HEAD_CHUNK
 
 KEPT_TESTS = 20  # test problems whose responses are saved
 # nats; sampler_gap stays below if sampler and trainer compute the same model
@@ -49,14 +52,14 @@ def choose_folder(args):
     be used, or the checkpoint to resume is damaged, all processes end with one line (exit code 2).
     """
     problem = ""
-    if processes.RANK == 0:
+    if distributed.RANK == 0:
         try:
             take_folder(args)
             if args.track:
                 start_wandb(args)
         except ValueError as error:
             problem = str(error)
-    problem, args.run_dir = processes.broadcast((problem, args.run_dir))
+    problem, args.run_dir = distributed.broadcast((problem, args.run_dir))
     with flags.errors_in_one_line():
         if problem:
             raise ValueError(problem)
@@ -67,7 +70,7 @@ def choose_folder(args):
 def take_folder(args):
     """Choose, make and lock args.run_dir. ValueError if it is in use or can't be used."""
     if args.resume:
-        args.run_dir = str(folders.run_of(args.resume))
+        args.run_dir = str(files.run_of(args.resume))
     folder = Path(args.run_dir or "runs")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -113,10 +116,10 @@ def show_full_disk(run_dir):
         why = files.why_full(error)
         if not why:
             return usual(kind, error, trace)
-        if processes.RANK > 0:
+        if distributed.RANK > 0:
             time.sleep(3)  # if process 0 finds it, too, torchrun ends this one before it says so
         place = getattr(error, "filename", None) or run_dir
-        way_on = folders.how_to_go_on(run_dir)
+        way_on = files.how_to_go_on(run_dir)
         print(f"error: {place} can't be written: {why}. Make room; {way_on}", file=sys.stderr)
 
     def show_in_thread(found):  # TensorBoard's thread raises its error in the main one, too
@@ -129,7 +132,7 @@ def show_full_disk(run_dir):
 class Records:
     """Writes the files of a run. All processes make one and call its methods; process 0 writes.
 
-    sizes: from start.prepare, for run.json.
+    sizes: from records.prepare, for run.json.
     """
 
     def __init__(self, args, sizes):
@@ -151,14 +154,14 @@ class Records:
         dropped, so call it when the run can go on.
         """
         show_full_disk(self.folder)
-        if processes.RANK == 0:
+        if distributed.RANK == 0:
             self.open_files(step)
-        self.asked_to_stop = signals.catch()  # a list: empty, or the signal's name
+        self.asked_to_stop = catch_signals()  # a list: empty, or the signal's name
         self.usual_hook, sys.excepthook = sys.excepthook, self.at_exception
 
     def interrupted(self):
         """Return whether Ctrl-C or SIGTERM reached any process. All processes must call it."""
-        ends = processes.all_reduce(len(self.asked_to_stop)) > 0
+        ends = distributed.all_reduce(len(self.asked_to_stop)) > 0
         if ends and not self.asked_to_stop:
             self.asked_to_stop.append("a signal to another process")
         return ends
@@ -166,7 +169,7 @@ class Records:
     def open_files(self, step):
         """Write the settings, drop later checkpoints and rows, and open TensorBoard's file."""
         if self.args.resume:
-            checkpoints.delete_newer(folders.to_resume(self.args.resume))
+            checkpoints.delete_newer(files.to_resume(self.args.resume))
         values = dataclasses.asdict(self.args)
         about = provenance()
         about["sizes"] = self.sizes
@@ -181,7 +184,7 @@ class Records:
 
     def write(self, metrics):
         """Write and show one step's metrics, {name: number or None}, with tokens per second."""
-        if processes.RANK != 0:
+        if distributed.RANK != 0:
             return
         if "tokens" in metrics:
             metrics["tokens_per_s"] = metrics["tokens"] / metrics["time/step"]
@@ -270,8 +273,8 @@ class Records:
             return self.usual_hook(kind, error, traceback)
         self.fail(str(error))
         step = self.to_save[3]
-        saved = [folders.step_of(folder) for folder in folders.complete(self.folder)]
-        if processes.broadcast(step > 0 and step not in saved):
+        saved = [files.step_of(folder) for folder in files.complete_checkpoints(self.folder)]
+        if distributed.broadcast(step > 0 and step not in saved):
             checkpoints.save(*self.to_save)
         self.close(step)
 
@@ -292,12 +295,12 @@ class Records:
         mask, advantages, and old_logp from before the update, [N, T].
         """
         # Equal rewards teach nothing only in scripts that compare the responses to a prompt.
-        self.has_advantages = processes.all_reduce(batch["advantages"].count_nonzero()) > 0
-        rows = watched_tokens.few(batch, self.args)
+        self.has_advantages = distributed.all_reduce(batch["advantages"].count_nonzero()) > 0
+        rows = metrics.few_rows(batch, self.args)
         kept = {name: batch[name][rows] for name in ("ids", "mask", "old_logp", "advantages")}
-        kept["new_logp"] = watched_tokens.new_log_probs(policy, kept, self.args)
-        if processes.RANK == 0:
-            about = {"step": step, "responses": watched_tokens.of_responses(kept, tokenizer)}
+        kept["new_logp"] = metrics.new_log_probs(policy, kept, self.args)
+        if distributed.RANK == 0:
+            about = {"step": step, "responses": metrics.watched_tokens(kept, tokenizer)}
             files.write(self.folder / "tokens.json", json.dumps(about) + "\n")
 
     def write_tests(self, step, problems, responses, scores):
@@ -305,32 +308,32 @@ class Records:
         rows = []
         for problem, response, score in zip(problems, responses, scores):
             rows.append({"step": step, "id": problem["id"], **example(problem, response, score)})
-        rows = sorted(processes.gather(rows), key=lambda row: row["id"])[:KEPT_TESTS]
+        rows = sorted(distributed.gather(rows), key=lambda row: row["id"])[:KEPT_TESTS]
         append(self.folder / "test_samples.jsonl", rows)
 
     def plot(self):
         """Plot the metrics over the steps, in curves.png."""
-        rows = curves.read_rows(self.folder / "metrics.jsonl")
+        rows = files.read_rows(self.folder / "metrics.jsonl")
         curves.draw(rows, self.folder / "curves.png")
 
     def close(self, step):
         """Close the records, say how the run ended. Exit code 1 after a jump."""
-        if processes.RANK == 0:
+        if distributed.RANK == 0:
             self.show_results(step)
-        problem = processes.broadcast(self.problem)
+        problem = distributed.broadcast(self.problem)
         if problem:
-            if processes.RANK == 0:
+            if distributed.RANK == 0:
                 print(problem, file=sys.stderr)
             sys.exit(1)
 
     def show_results(self, step):
         """Show curves, one problem before and after, memory, how to resume, what to look at."""
         self.plot()
-        rows = curves.read_rows(self.folder / "metrics.jsonl")
+        rows = files.read_rows(self.folder / "metrics.jsonl")
         colours = self.console.is_terminal and not self.console.no_color
         if plots := curves.in_terminal(rows, self.console.width, colours=colours):
             print(plots)
-        comparison = before_after.view(curves.read_rows(self.folder / "test_samples.jsonl"))
+        comparison = terminal.before_after(files.read_rows(self.folder / "test_samples.jsonl"))
         if comparison:
             text, table = comparison
             self.console.print(text)
@@ -341,7 +344,9 @@ class Records:
         print(f"peak memory {used:.1f} GiB; estimated before the run: {estimated:.1f}")
         self.tensorboard.close()
         text = self.last_line(step)
-        test = f"python evaluate.py {self.folder}; " if folders.complete(self.folder) else ""
+        test = (
+            f"python evaluate.py {self.folder}; " if files.complete_checkpoints(self.folder) else ""
+        )
         print(f"{text}\nnext: {self.folder}/curves.png; {test}make watch")
         files.write(self.folder / "ended.txt", f"{text}\n")
         if self.args.track:
@@ -351,8 +356,8 @@ class Records:
         """Say how the run has ended after this step, and how to resume it."""
         ended = f"stopped by {self.asked_to_stop[0]}" if self.asked_to_stop else "done"
         text = f"{ended} after step {step}: {self.folder}"
-        if not folders.complete(self.folder):
-            return f"{text}\n{folders.how_to_go_on(self.folder)}"
+        if not files.complete_checkpoints(self.folder):
+            return f"{text}\n{files.how_to_go_on(self.folder)}"
         more = "" if step < self.args.steps else f" --steps N, with N above {step}"
         return f"{text}\nto go on: --resume {self.folder}{more}"
 
@@ -385,13 +390,13 @@ def example(problem, response, score):
 
 def append(path, rows):
     """Add objects to a JSON-lines file, in process 0."""
-    if processes.RANK == 0:
+    if distributed.RANK == 0:
         files.append(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def drop_rows_after(step, path):
     """Rewrite a JSON-lines file without the rows of later steps. Create it if it is missing."""
-    kept = [row for row in curves.read_rows(path) if row["step"] <= step]
+    kept = [row for row in files.read_rows(path) if row["step"] <= step]
     files.write(path, "".join(json.dumps(row) + "\n" for row in kept))
 
 
@@ -428,16 +433,106 @@ def check_finite(loss, grad_norm, batch, step, args, lr_flag="--lr"):
 
     Call it before the optimizer's step. It saves the mini-batch in the run's folder, and says what
     to try. loss: this process's part; lr_flag: the flag of the optimizer's learning rate. In
-    float16, such a norm alone is an overflow, which float16.Scaler handles.
+    float16, such a norm alone is an overflow, which models.Scaler handles.
     """
-    loss = processes.all_reduce(loss)
+    loss = distributed.all_reduce(loss)
     if math.isfinite(loss) and (math.isfinite(grad_norm) or args.dtype == "float16"):
         return
-    path = Path(args.run_dir, f"non_finite_step_{step:06d}_process_{processes.RANK}.pt")
+    path = Path(args.run_dir, f"non_finite_step_{step:06d}_process_{distributed.RANK}.pt")
     with contextlib.suppress(OSError, RuntimeError):  # of a full disk
         torch.save({"batch": batch, "args": dataclasses.asdict(args)}, path)
     sys.exit(
         f"step {step}: loss {loss}, gradient norm {grad_norm}. This update was not applied; its "
         f"batch: {path}. Try a lower {lr_flag} or --max_grad_norm, or --dtype float32; "
-        f"{folders.how_to_go_on(args.run_dir)}"
+        f"{files.how_to_go_on(args.run_dir)}"
     )
+
+
+# -------------------------------------------------------------------------------------------- start
+
+
+def begin(args_class, tasks, data=rewards):
+    """Return (settings, Records, tokenizer, the task's module, training problems, test problems).
+
+    args_class, tasks: a trainer's Args and TASKS; data: rewards.examples if the problems come with
+    responses. Connects the processes, makes the run's folder and prints the header. An error that
+    the user can fix ends the program with one line (exit code 2). --dry_run ends after the header.
+    """
+    with flags.errors_in_one_line():
+        args, layers = flags.read_once(args_class, tasks, distributed.ON_GPU)  # torch knows it
+        tokenizer, task, train, test, sizes = prepare(args, data)
+    if not args.dry_run:
+        memory.keep_freed_memory()  # on a CPU, getting it again from the system is slow
+        distributed.start()
+        choose_folder(args)
+    if distributed.RANK == 0:
+        terminal.show_header(args, sizes, layers)
+    if args.dry_run:
+        sys.exit()
+    return args, Records(args, sizes), tokenizer, task, train, test
+
+
+def prepare(args, data=rewards):
+    """Return (tokenizer, the task's module, training problems, test problems, sizes).
+
+    sizes: a dictionary for the header and run.json. Sets args.steps if only --epochs is given.
+    ValueError, saying what would be right, if something can't work.
+    """
+    flags.check_settings(args)
+    checks.check_gpus(args)
+    tokenizer, sizes = checks.check_model(args, HEAD_CHUNK)
+    sizes["template_date"] = chats.fix_date(tokenizer, args.chat_template, args.resume)
+    task, train, test = chats.load_task(args, tokenizer, data)
+    if len(train) < args.prompts_per_step:
+        raise ValueError(
+            f"--prompts_per_step is {args.prompts_per_step}, "
+            f"but there are {len(train)} training problems"
+        )
+    if args.steps is None:
+        args.steps = args.epochs * (len(train) // args.prompts_per_step)
+    if hasattr(task, "parser"):
+        names = ", ".join(tool.__name__ for tool in task.TOOLS)
+        sizes["tools"] = f"{names}; calls are read by vLLM's parser {task.parser[0]}"
+    sizes["training_problems"] = len(train)
+    sizes["test_problems"] = len(test)
+    sizes["digests"] = {"training": checks.digest(train), "test": checks.digest(test)}
+    checks.check_resumed(args, sizes["digests"])
+    return tokenizer, task, train, test, sizes
+
+
+# ------------------------------------------------------------------------------------------ signals
+
+# Signals within so many seconds of the first count as the same request: torchrun passes on a
+# SIGTERM that Slurm has already sent to every process.
+GRACE = 5
+
+
+def catch_signals():
+    """Return a list that gets the first signal's name ("SIGINT", "SIGHUP" …), which ends the run.
+
+    Under nohup, which makes a process ignore SIGHUP, SIGHUP stays ignored.
+    """
+    asked_to_stop = []
+    first = 0.0  # seconds on time.monotonic()'s clock
+
+    def at_signal(number, frame):
+        nonlocal first
+        if not asked_to_stop:
+            first = time.monotonic()
+            name = signal.Signals(number).name
+            asked_to_stop.append(name)
+            if RANK == 0:  # print would fail if the signal has come in the middle of another one
+                text = (
+                    f"\n{name}: the run ends after this step, with a checkpoint. A second one, "
+                    f"{GRACE} seconds from now or later, ends it at once and loses the step.\n"
+                )
+                with contextlib.suppress(OSError):  # the terminal may be closed
+                    os.write(2, text.encode())
+        elif time.monotonic() - first > GRACE and number != signal.SIGHUP:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN or number != signal.SIGHUP:
+            signal.signal(number, at_signal)
+    return asked_to_stop

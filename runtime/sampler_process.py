@@ -18,8 +18,8 @@ import threading
 import torch
 import torch.multiprocessing  # lets pipes send tensors as handles of shared memory
 
-from runtime import processes, threads
-from runtime.ranks import LOCAL_RANK, LOCAL_WORLD_SIZE
+from runtime import distributed, machine
+from runtime.machine import LOCAL_RANK, LOCAL_WORLD_SIZE
 
 PATIENCE = 10  # seconds until a sampler that was told to end is killed
 LONGEST_WAIT = 3600  # seconds without an answer after which a sampler counts as dead
@@ -66,7 +66,7 @@ class SamplerProcess:
                 name, value = answer
                 self.answers[name] = value
         answer = self.answers.pop(when, None)
-        return None if processes.all_reduce(answer is None) else answer
+        return None if distributed.all_reduce(answer is None) else answer
 
     def how_it_ended(self):
         """Say how the process ended. -9: by SIGKILL; None: it was that of another process."""
@@ -127,10 +127,10 @@ def place_of_sampler(args):
     variables = dict(ALONE)
     cores = sorted(os.sched_getaffinity(0))
     for_trainers = cores
-    if processes.ON_GPU:
+    if distributed.ON_GPU:
         variables["CUDA_VISIBLE_DEVICES"] = gpus(args)[LOCAL_RANK]
     elif len(cores) >= 2 * LOCAL_WORLD_SIZE:
-        number = LOCAL_WORLD_SIZE if threads.is_small(args.model) else len(cores) // 2
+        number = LOCAL_WORLD_SIZE if machine.is_small_model(args.model) else len(cores) // 2
         for_trainers, for_samplers = cores[:-number], cores[-number:]
         os.sched_setaffinity(0, for_samplers[LOCAL_RANK::LOCAL_WORLD_SIZE])
     before = dict(os.environ)
@@ -141,13 +141,13 @@ def place_of_sampler(args):
         os.environ.clear()
         os.environ.update(before)
         os.sched_setaffinity(0, for_trainers)
-        if not processes.ON_GPU:
-            torch.set_num_threads(len(processes.own_cores()))
+        if not distributed.ON_GPU:
+            torch.set_num_threads(len(distributed.own_cores()))
 
 
 def check(args, model):
     """Raise ValueError if the sampler has no GPU, or /dev/shm can't hold the shared snapshots."""
-    if processes.ON_GPU:
+    if distributed.ON_GPU:
         gpus(args)
     # A weight that embedding and head share is in a snapshot twice.
     n_params = sum(weight.numel() for _, weight in model.named_parameters(remove_duplicate=False))

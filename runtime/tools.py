@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 from rewards import TaskError, own
 from rewards.rows import check_text
+from runtime import chats
 
 AT_ONCE = 64  # calls that run side by side
 # A step with so many failed calls, or with a larger share, says that the tool is broken.
@@ -326,3 +327,31 @@ def state_of(side, default):
         side.task.failed = own.failure(side.task.__file__, "Conversation.state", "", failure)
         return default
     return default if found is None else found
+
+
+# -------------------------------------------------------------------------------- replies as tokens
+
+
+def encode_reply(tokenizer, reply, chat_template="auto", template_options="{}", turn=""):
+    """Return the token ids between two turns of the model: the reply, as a user turn.
+
+    reply: a text or, if the turn called tools, a list of texts: the results, in the template's own
+    role for them. The ids follow the token that ended the last turn. So they include the newline
+    that most templates write after this token, and the beginning of the model's next turn. Control
+    tokens in the reply are encoded as text. chat_template, template_options: the settings, two
+    strings. turn: the last turn's text. ValueError if the reply holds half of a surrogate pair.
+    """
+    texts = [reply] if isinstance(reply, str) else reply
+    num_results = 0 if isinstance(reply, str) else len(texts)
+    end, *pieces = chats.around_replies(tokenizer, chat_template, template_options, num_results)
+    ids_of_calls = re.findall(r'"id": *"(\w{9})"', turn)  # Mistral's results repeat them
+    text = end + pieces[0]
+    for i, (reply, piece) in enumerate(zip(texts, pieces[1:])):
+        check_text(reply, "a reply")
+        if piece.startswith(chats.AS_JSON):
+            reply, piece = json.dumps(reply, ensure_ascii=False)[1:-1], piece[len(chats.AS_JSON) :]
+        if 0 < num_results == len(ids_of_calls):
+            piece = piece.replace(chats.CALL_ID.format(i), ids_of_calls[i])
+        text += chats.marked(tokenizer, reply) + piece
+    # Encode it after the end token: some tokenizers put a space before a text's first word.
+    return chats.to_ids(tokenizer, text)[len(tokenizer.encode(end, add_special_tokens=False)) :]

@@ -310,13 +310,13 @@ def step_of_main(trainer, args, batch, rewards, monkeypatch, calls=None):
         patch.setattr(trainer, "snapshot", lambda *_: None, raising=False)  # of those with a --lag
         patch.setattr(trainer, "check_sampler", named("check"), raising=False)  # grpo_async.py's
         patch.setattr(trainer, "hinted_log_probs", hinted_log_probs, raising=False)  # sdpo.py's
-        for name in ("check", "compare"):
-            patch.setattr(trainer.same_model, name, named("check"))
-        patch.setattr(trainer.start, "begin", lambda *_: begun)
+        for name in ("check_same", "compare"):
+            patch.setattr(trainer.models, name, named("check"))
+        patch.setattr(trainer.records, "begin", lambda *_: begun)
         for name, result in (("load", (0, 0)), ("save", None)):
             patch.setattr(trainer.checkpoints, name, named(name, result))
-        patch.setattr(trainer.processes, "end", lambda: calls.append("end"))
-        patch.setattr(trainer.engine, "sleep", lambda llm: None)
+        patch.setattr(trainer.distributed, "end", lambda: calls.append("end"))
+        patch.setattr(trainer.sampler, "sleep", lambda llm: None)
         trainer.main()
     return written[-1], given[0]
 
@@ -325,10 +325,10 @@ WORKER = """
 import sys
 from pathlib import Path
 sys.path[:0] = {paths}
-from runtime import processes
+from runtime import distributed
 from {module} import {function}
 {function}(Path(sys.argv[1]))
-processes.end()
+distributed.end()
 """
 
 

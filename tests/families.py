@@ -5,7 +5,7 @@
 
 Each goes through grpo.py's own functions, in float32 (Qwen3.5: in bfloat16). Columns, in nats:
 
-policy         the policy's log-probabilities against transformers' own, as runtime/same_model.py compares them
+policy         the policy's log-probabilities against transformers' own, as runtime/models.py compares them
 gap            policy against sampler: its weights are changed and copied to the sampler, which samples
 LoRA           the same with adapters
 two processes  the same, sharded over two processes
@@ -34,7 +34,7 @@ from transformers import (
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 import grpo
-from runtime import checkpoints, checks, families, passes, processes, same_model
+from runtime import checkpoints, checks, distributed, models
 
 SIZES = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 32,
@@ -138,8 +138,8 @@ def dtype_of(folder):
 def start(folder, **changes):
     """Return (settings, tokenizer, engine) of a model. ValueError if it is refused."""
     args = arguments(folder, **{"dtype": dtype_of(folder)} | changes)
-    tokenizer, _ = checks.check_model(args, passes.HEAD_CHUNK)
-    processes.start()
+    tokenizer, _ = checks.check_model(args, models.HEAD_CHUNK)
+    distributed.start()
     return args, tokenizer, grpo.load_sampler(args)
 
 
@@ -147,9 +147,9 @@ def policy_gap(policy, args):
     """Return the policy's gap in nats to transformers' own log-probabilities."""
     found = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(same_model, "report", lambda gaps, kind, args: found.update(gaps))
-        with same_model.changed_weights(policy):
-            same_model.compare(policy, {"prompt_ids": list(range(3, 203))}, args)
+        patch.setattr(models, "report_gaps", lambda gaps, kind, args: found.update(gaps))
+        with models.changed_weights(policy):
+            models.compare(policy, {"prompt_ids": list(range(3, 203))}, args)
     return found["transformers"]
 
 
@@ -160,7 +160,7 @@ def measure(folder):
         "policy": policy_gap(grpo.load_policy(args, trained=True), args),
         "gap": gap(llm, args, tokenizer, "", lambda parameter: parameter.mul_(1.1)),
     }
-    if not families.num_experts(AutoConfig.from_pretrained(folder)):
+    if not models.num_experts(AutoConfig.from_pretrained(folder)):
         with_lora = arguments(folder, dtype=args.dtype, lora_rank=4)
         found["LoRA"] = gap(llm, with_lora, tokenizer, "lora_", lambda parameter: parameter.add_(0.03))
     return found

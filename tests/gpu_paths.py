@@ -1,6 +1,6 @@
 """What CUDA's build of vLLM does on cards that are not here: `make gpu-paths` installs it and runs this, without a GPU.
 
-For each card: vLLM's configuration from runtime/engine.py's options.
+For each card: vLLM's configuration from runtime/sampler.py's options.
 
     python tests/gpu_paths.py          all cards
     python tests/gpu_paths.py T4       one
@@ -92,9 +92,9 @@ def check(card):
     dtype, kind = CHECKED[card]
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from runtime import engine, machine, memory, processes
+    from runtime import distributed, machine, memory, sampler
 
-    assert processes.ON_GPU
+    assert distributed.ON_GPU
     name, capability, gib, _ = CARDS[card]
     said = {"name": name, "compute_cap": "{}.{}".format(*capability), "driver_version": "580.65.06"}
     machine.nvidia_smi = lambda field: [said[field]]
@@ -108,7 +108,7 @@ def check(card):
     args = types.SimpleNamespace(
         model=model, dtype=dtype, max_prompt_tokens=1024, max_response_tokens=4096, kv_cache_gb=2.0, compile=True
     )
-    options = engine.options(args)
+    options = sampler.options(args)
     import vllm.platforms
     from vllm.platforms.cuda import NonNvmlCudaPlatform
 

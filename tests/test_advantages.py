@@ -22,7 +22,7 @@ import reinforce_pp
 import reinforce_pp_ar_lopti
 import rloo
 from rewards import TaskError, kk, parts_of
-from runtime import measure
+from runtime import metrics
 from tools.maintain import updates
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
@@ -105,8 +105,8 @@ def test_rewards_that_differ_by_rounding_alone_have_advantage_zero(trainer):
     More than a millionth of the largest reward is a difference, and so is any to 0.
     """
     close = [50.0, 50.000004, 50.0, 50.0]
-    assert measure.all_equal(torch.tensor([close, [-x for x in close], [0.0] * 4, [7e5, 7e5 + 0.5, 7e5, 7e5]])).all()
-    assert not measure.all_equal(torch.tensor([[50, 50.0002, 50, 50], [0, 1e-9, 0, 0], [-1, 1, -1, 1.0]])).any()
+    assert metrics.all_equal(torch.tensor([close, [-x for x in close], [0.0] * 4, [7e5, 7e5 + 0.5, 7e5, 7e5]])).all()
+    assert not metrics.all_equal(torch.tensor([[50, 50.0002, 50, 50], [0, 1e-9, 0, 0], [-1, 1, -1, 1.0]])).any()
     batch, args = {"mask": torch.ones(8, 1, dtype=torch.bool)}, arguments(trainer, responses_per_prompt=4)
     rewards = torch.tensor([*close, 50.0, 50.0002, 50.0, 50.0])
     advantages = updates.with_advantages(trainer.__name__, batch, rewards, None, args)["advantages"][:, 0].tolist()

@@ -189,7 +189,7 @@ def test_calls_and_results_are_the_templates_own(family, a_task):
     end = chats.around_replies(tokenizer)[0]
     turn = whole.removeprefix(prompt).partition(end)[0]
     assert [(name, json.loads(arguments)) for name, arguments in task.parser[1](turn)] == calls
-    ids = chats.to_ids(tokenizer, prompt + turn + end) + chats.encode_reply(tokenizer, results, turn=turn)
+    ids = chats.to_ids(tokenizer, prompt + turn + end) + tools.encode_reply(tokenizer, results, turn=turn)
     assert ids == chats.to_ids(tokenizer, whole)
     assert all(name in tokenizer.decode(ids) for name in ("search", "quoted", "facts"))
 
@@ -436,7 +436,7 @@ def calling_model(tiny_model, tmp_path_factory):
         prompt = chats.encode(tokenizer, problem)
         rows.append((prompt, turn))
         answer = [*tokenizer.encode(f"answer {i}", add_special_tokens=False), *end]
-        rows.append((prompt + turn + chats.encode_reply(tokenizer, ["a: 3 facts"] * 2), answer))
+        rows.append((prompt + turn + tools.encode_reply(tokenizer, ["a: 3 facts"] * 2), answer))
     learn_by_heart(model, rows, lr=5e-3, steps=600, enough=0.01)
     model.to(torch.bfloat16).save_pretrained(folder)
     return folder, path

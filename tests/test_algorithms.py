@@ -34,7 +34,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 import grpo
 import grpo_ar_lopti
-from runtime import dealing, engine, passes, processes
+from runtime import batches, distributed, models, sampler
 from tools.maintain import updates
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
@@ -102,7 +102,7 @@ def test_the_heads_chunks_change_neither_values_nor_gradient(tiny_model, batch, 
     assert max(sizes) <= n and sum(sizes) == 2 * n  # without gradient, and with it
     last = [(size - 1) % 7 + 1 for size in sizes[len(sizes) // 2 :]]  # the sizes of the last chunks
     sizes.clear()
-    monkeypatch.setattr(passes, "HEAD_CHUNK", 7)
+    monkeypatch.setattr(models, "HEAD_CHUNK", 7)
     assert_equal_but_for_rounding(numbers_of(batch, args), whole)
     assert max(sizes) == 7 and sum(sizes) == 3 * n - sum(last) and min(last) < 7
 
@@ -132,7 +132,7 @@ def shapes(batch, budget, **changes):
 def test_passes_keep_to_the_budget_and_lose_no_row(batch, budget, kind, monkeypatch):
     """Those that share a prompt hold one group and count its prompt once, also where the mask has only a row's last
     token, as in a stage of Lopti: what is the same is no longer then. Others take the longest rows first."""
-    monkeypatch.setattr(passes, "PASS_COST", 0)  # so that sharing always pays
+    monkeypatch.setattr(batches, "PASS_COST", 0)  # so that sharing always pays
     lengths, prompts = lengths_of(batch), batch["mask"].int().argmax(1).tolist()
     if kind == "shared, late":
         batch = {**batch, "mask": torch.arange(batch["mask"].shape[1]) == torch.tensor(lengths)[:, None] - 1}
@@ -156,15 +156,15 @@ MASK = (torch.arange(50) >= 40).expand(8, 50)  # eight responses of 10 tokens to
 def num_passes(**changes):
     """How many passes eight equal rows make, which are two groups of four."""
     args = arguments(**{"responses_per_prompt": 4} | changes)
-    return len(passes.plan_passes(MASK.long(), MASK, passes.used_lengths(MASK), args))
+    return len(batches.plan_passes(MASK.long(), MASK, batches.used_lengths(MASK), args))
 
 
 def test_prompts_are_shared_where_that_saves_more_than_it_costs(monkeypatch):
     """Apart: one pass of 400 tokens; shared: two of 80 each."""
     for cost, expected in ((0, 2), (79, 2), (81, 1), (500, 1)):  # 400 + cost against 160 + 4 · cost: equal at 80
-        monkeypatch.setattr(passes, "PASS_COST", cost)
+        monkeypatch.setattr(batches, "PASS_COST", cost)
         assert num_passes() == expected, cost
-    monkeypatch.setattr(passes, "PASS_COST", 0)
+    monkeypatch.setattr(batches, "PASS_COST", 0)
     assert num_passes(gradient_checkpointing=True) == num_passes(compile=True) == 1
 
 
@@ -183,16 +183,16 @@ def test_all_processes_share_a_prompt_or_none_does(cost, length_there, saved_the
     def all_reduce(value, op):
         return min(value, length_there) if op == torch.distributed.ReduceOp.MIN else max(value, saved_there)
 
-    monkeypatch.setattr(passes, "all_reduce", all_reduce)
-    monkeypatch.setattr(passes, "PASS_COST", cost)
-    assert passes.length_to_share(MASK.long(), MASK, arguments()) == length
+    monkeypatch.setattr(batches, "all_reduce", all_reduce)
+    monkeypatch.setattr(batches, "PASS_COST", cost)
+    assert batches.length_to_share(MASK.long(), MASK, arguments()) == length
 
 
 @pytest.mark.parametrize(("of_another", "expected"), [(230, 2), (250, 1)])
 def test_all_processes_make_passes_of_one_group_or_none_does(of_another, expected, monkeypatch):
     """Else one would have passes too large to be computed without sharing. Here sharing saves 240 tokens."""
-    monkeypatch.setattr(passes, "all_reduce", lambda value: value + of_another)
-    monkeypatch.setattr(passes, "PASS_COST", 0)
+    monkeypatch.setattr(batches, "all_reduce", lambda value: value + of_another)
+    monkeypatch.setattr(batches, "PASS_COST", 0)
     assert num_passes() == expected
 
 
@@ -200,29 +200,29 @@ def test_what_rows_share_ends_before_the_first_response_token():
     """Both responses begin with token 7; their prompts are 5, 6. A row alone shares all of its prompt."""
     ids = torch.tensor([[5, 6, 7, 8], [5, 6, 7, 9]])
     mask = torch.tensor([[False, False, True, True]] * 2)
-    assert passes.shared_prompt_length(ids, mask) == 2
-    assert passes.shared_prompt_length(torch.tensor([[5, 6, 7, 8], [4, 6, 7, 8]]), mask) == 0
-    assert passes.shared_prompt_length(ids[:1], mask[:1] & False) == 3  # the last position is never shared
+    assert batches.shared_prompt_length(ids, mask) == 2
+    assert batches.shared_prompt_length(torch.tensor([[5, 6, 7, 8], [4, 6, 7, 8]]), mask) == 0
+    assert batches.shared_prompt_length(ids[:1], mask[:1] & False) == 3  # the last position is never shared
 
 
 @pytest.mark.parametrize("late", [False, True])
 def test_sharing_prompts_changes_neither_log_probabilities_nor_gradients(tiny_model, batch, late, monkeypatch):
     """Also where the mask begins late, as in a stage of Lopti: rows still share no more than what is the same."""
-    monkeypatch.setattr(passes, "PASS_COST", 0)
+    monkeypatch.setattr(batches, "PASS_COST", 0)
     if late:
         batch = batch | {"mask": batch["mask"] & (batch["old_logp"] <= math.log(0.5))}
         begins = batch["mask"].int().argmax(1).view(-1, GROUP)
         assert (begins > torch.tensor(lengths_of(batch)).view(-1, GROUP).amin(1, keepdim=True) - 15).any()
     args = arguments(model=str(tiny_model))
     plain = dataclasses.replace(args, gradient_checkpointing=True)
-    lengths = [passes.length_to_share(batch["ids"][:2], batch["mask"][:2], one) for one in (args, plain)]
+    lengths = [batches.length_to_share(batch["ids"][:2], batch["mask"][:2], one) for one in (args, plain)]
     assert lengths[0] > 0 == lengths[1]
     assert_equal_but_for_rounding(numbers_of(batch, args), numbers_of(batch, plain))
 
 
 def test_a_shared_prompt_goes_through_the_model_once(tiny_model, batch, monkeypatch):
     """Counted in the embedded tokens that reach the first layer."""
-    monkeypatch.setattr(passes, "PASS_COST", 0)
+    monkeypatch.setattr(batches, "PASS_COST", 0)
     policy, seen = grpo.load_policy(arguments(model=str(tiny_model)), trained=True), []
     policy.lm.model.layers[0].register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0].shape[:2].numel()))
     rows = slice(0, GROUP)
@@ -252,7 +252,7 @@ def test_compiled_layers_and_a_compiled_head_compute_the_same(tiny_model, batch,
     n_programs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     # Of a layer and of the head: with and without gradient, each at most once again for a dimension of size 1.
     assert 2 <= n_programs <= 8
-    assert torch.compiler.config.recompile_limit >= 2 * n_programs  # placement.py leaves room
+    assert torch.compiler.config.recompile_limit >= 2 * n_programs  # models.py leaves room
     torch._dynamo.reset()
 
 
@@ -283,7 +283,7 @@ def test_a_process_with_fewer_passes_repeats_one_with_an_empty_mask(tiny_model, 
     expected = grpo.log_probs(policy, batch, args)
     n_passes = len(list(grpo.micro_batches(batch, args)))
     of_all = torch.distributed.ReduceOp.MAX
-    monkeypatch.setattr(passes, "all_reduce", lambda value, op=None: value + 3 * (op == of_all))
+    monkeypatch.setattr(batches, "all_reduce", lambda value, op=None: value + 3 * (op == of_all))
     repeated = [micro for _, micro in grpo.micro_batches(batch, args)][n_passes:]
     assert len(repeated) == 3 and not any(micro["mask"].any() for micro in repeated)
     for found, before in zip(grpo.log_probs(policy, batch, args), expected):
@@ -292,15 +292,15 @@ def test_a_process_with_fewer_passes_repeats_one_with_an_empty_mask(tiny_model, 
 
 def test_the_host_asks_the_device_for_no_number_while_it_makes_micro_batches(batch, monkeypatch):
     """A meta tensor has no numbers: whoever asks it for one gets an error."""
-    for module in (passes, processes):
+    for module in (batches, distributed):
         monkeypatch.setattr(module, "DEVICE", torch.device("meta"))
     args = arguments(micro_batch_tokens=300)
     for rows, micro in grpo.micro_batches(batch, args):
         assert micro["ids"].is_meta and micro["mask"].is_meta
         ids, mask = (batch[name][rows, : micro["ids"].shape[1]] for name in ("ids", "mask"))
-        shared = passes.length_to_share(micro["ids"], micro["mask"], args)
-        assert shared == passes.length_to_share(ids, mask, args)
-    assert processes.all_reduce(torch.tensor(3)) == 3
+        shared = batches.length_to_share(micro["ids"], micro["mask"], args)
+        assert shared == batches.length_to_share(ids, mask, args)
+    assert distributed.all_reduce(torch.tensor(3)) == 3
 
 
 class FloatsRead(TorchDispatchMode):
@@ -408,7 +408,7 @@ def test_the_tokens_that_end_a_response(given, expected, tmp_path):
         LlamaConfig(eos_token_id=of_config).save_pretrained(tmp_path / name)
         if of_generation != "no file":
             GenerationConfig(eos_token_id=of_generation).save_pretrained(tmp_path / name)
-        assert engine.end_tokens(str(tmp_path / name)) == expected
+        assert sampler.end_tokens(str(tmp_path / name)) == expected
 
 
 def test_what_vllm_is_asked_for():
@@ -427,9 +427,9 @@ def test_what_vllm_is_asked_for():
     batch, responses = grpo.sample(llm, problems, 11, args)
     assert asked.pop(0) == "reset" and [ids for ids, _ in asked] == [[0, 9], [4, 9]]
     for i, (_, params) in zip((0, 4), asked):
-        assert params.seed == engine.request_seed(3, 11, i)
+        assert params.seed == sampler.request_seed(3, 11, i)
         assert (params.n, params.max_tokens, params.temperature, params.logprobs) == (2, 7, 0.5, 0)
-        assert params.stop_token_ids == engine.end_tokens(str(KK_TINY)) == [635]
+        assert params.stop_token_ids == sampler.end_tokens(str(KK_TINY)) == [635]
     assert len(responses) == len(batch["ids"]) == 4 and [response.text for response in responses] == [""] * 4
 
 
@@ -441,8 +441,8 @@ def test_an_evaluation_is_of_this_processs_part_and_a_mean_over_the_categories(m
         asked.update(choices, when=when)
         return [answer() for _ in problems]
 
-    monkeypatch.setattr(dealing, "WORLD_SIZE", 2)
-    monkeypatch.setattr(dealing, "RANK", 1)
+    monkeypatch.setattr(batches, "WORLD_SIZE", 2)
+    monkeypatch.setattr(batches, "RANK", 1)
     monkeypatch.setattr(grpo, "generate", generate)
     monkeypatch.setattr(grpo, "score", lambda task, responses, part: [{"correct": p["id"] in (3, 7)} for p in part])
     problems = [{"id": i, "category": category} for i, category in enumerate("bababaab")]
@@ -457,7 +457,7 @@ def test_an_evaluation_is_of_this_processs_part_and_a_mean_over_the_categories(m
 def test_all_weights_go_to_the_sampler_under_all_their_names(monkeypatch):
     """kk_tiny's embedding and head are one tensor, which has two names."""
     sent = {}
-    monkeypatch.setattr(engine, "load_weights", lambda llm, named: sent.update(named))
+    monkeypatch.setattr(sampler, "load_weights", lambda llm, named: sent.update(named))
     args = arguments(model=str(KK_TINY), dtype="bfloat16")
     policy = grpo.load_policy(args, trained=True)
     grpo.sync_weights(policy, None, args)
@@ -504,7 +504,7 @@ def epochs_of(n_problems, count, n_epochs, seed):
     """The places taken in each of the first epochs."""
     epochs, n_used = [], 0
     while True:
-        places, n_used = dealing.next_prompts(n_problems, n_used, count, seed)
+        places, n_used = batches.next_prompts(n_problems, n_used, count, seed)
         assert len(places) == count
         epoch = (n_used - 1) // n_problems
         if epoch == n_epochs:
@@ -525,7 +525,7 @@ def test_the_short_rest_of_an_epoch_is_left_out():
     assert [len(set(epoch)) for epoch in epochs_of(11, 4, 3, seed=0)] == [8, 8, 8]
     path = [0]
     for _ in range(5):
-        path.append(dealing.next_prompts(11, path[-1], 4, 0)[1])
+        path.append(batches.next_prompts(11, path[-1], 4, 0)[1])
     assert path == [0, 4, 8, 15, 19, 26]
 
 
@@ -533,27 +533,27 @@ def test_each_problem_comes_g_times_in_a_row_and_the_processes_share_them(monkey
     """Two processes take turns: the first has the first, third … of the step's prompts."""
     train = [{"id": i} for i in range(11)]
     args = arguments(prompts_per_step=4, responses_per_prompt=3, seed=5)
-    places, n_used = dealing.next_prompts(11, 4, 4, 5)
-    problems, n_used_too = dealing.next_problems(train, 4, args)
+    places, n_used = batches.next_prompts(11, 4, 4, 5)
+    problems, n_used_too = batches.next_problems(train, 4, args)
     assert [problem["id"] for problem in problems] == [place for place in places for _ in range(3)]
     assert n_used_too == n_used
-    monkeypatch.setattr(dealing, "WORLD_SIZE", 2)
+    monkeypatch.setattr(batches, "WORLD_SIZE", 2)
     for rank in range(2):
-        monkeypatch.setattr(dealing, "RANK", rank)
-        problems, n_used_too = dealing.next_problems(train, 4, args)
+        monkeypatch.setattr(batches, "RANK", rank)
+        problems, n_used_too = batches.next_problems(train, 4, args)
         assert [problem["id"] for problem in problems] == [place for place in places[rank::2] for _ in range(3)]
         assert n_used_too == n_used
-        assert dealing.own_part(train) == train[rank::2]
+        assert batches.own_part(train) == train[rank::2]
 
 
 def test_request_seeds_are_stable_and_differ_by_seed_step_and_prompt():
     """`printf 0/1/7 | sha256sum` begins 6d84fbeec65f."""
-    assert engine.request_seed(0, 1, 7) == 0x6D84FBEEC65F
+    assert sampler.request_seed(0, 1, 7) == 0x6D84FBEEC65F
     whens = [*range(19), "test"]
-    seeds = {engine.request_seed(s, when, p) for s in range(5) for when in whens for p in range(20)}
+    seeds = {sampler.request_seed(s, when, p) for s in range(5) for when in whens for p in range(20)}
     assert len(seeds) == 2000 and max(seeds) < 2**48  # room for vLLM's + j below its 64 bits
-    assert engine.request_seed(1, 11, 1) != engine.request_seed(11, 1, 1)
-    assert engine.request_seed(0, 1, 11) != engine.request_seed(0, 11, 1)
+    assert sampler.request_seed(1, 11, 1) != sampler.request_seed(11, 1, 1)
+    assert sampler.request_seed(0, 1, 11) != sampler.request_seed(0, 11, 1)
 
 
 NOT_TOGETHER = {
@@ -583,10 +583,10 @@ def work_over_the_ideal(parts, args):
     costs = []  # per process, of each of its passes
     num_tokens = 0
     for part in parts:
-        mask = passes.without_idle(part, args)["mask"]
+        mask = batches.without_idle(part, args)["mask"]
         num_tokens += int(mask.sum())
-        lengths = passes.used_lengths(mask)
-        planned = passes.plan_passes(part["ids"], part["mask"], lengths, args)
+        lengths = batches.used_lengths(mask)
+        planned = batches.plan_passes(part["ids"], part["mask"], lengths, args)
         costs.append([len(rows) * int(lengths[rows].max()) for rows in planned])
     waited = sum(max(at) for at in itertools.zip_longest(*costs, fillvalue=0))  # a pass lasts until the last one ends
     return waited * len(parts) / num_tokens
@@ -605,16 +605,16 @@ def test_processes_that_swap_rows_wait_less_for_each_other(n_processes, before, 
     every = {"ids": rows[:, None] * mask, "mask": mask, "advantages": (rows >= 64)[:, None] * mask}
     parts = [{name: value[rows % n_processes == rank] for name, value in every.items()} for rank in range(n_processes)]
     sent, swapped = [], []
-    for module in (dealing, passes):
+    for module in (batches, batches):
         monkeypatch.setattr(module, "WORLD_SIZE", n_processes)
-    monkeypatch.setattr(dealing, "gather", lambda mine: sent.extend(mine))
+    monkeypatch.setattr(batches, "gather", lambda mine: sent.extend(mine))
     for part in parts:
         with contextlib.suppress(TypeError):  # nothing comes back while the others have not sent their rows
-            dealing.balance(part, args)
-    monkeypatch.setattr(dealing, "gather", lambda mine: sent)
+            batches.balance(part, args)
+    monkeypatch.setattr(batches, "gather", lambda mine: sent)
     for rank, part in enumerate(parts):
-        monkeypatch.setattr(dealing, "RANK", rank)
-        swapped.append(dealing.balance(part, args))
+        monkeypatch.setattr(batches, "RANK", rank)
+        swapped.append(batches.balance(part, args))
     assert sum(len(part["ids"]) for part in swapped) == 320
     found = {tuple(ids[its].tolist()) for part in swapped for ids, its in zip(part["ids"], part["mask"])}
     assert found == {tuple(ids[its].tolist()) for ids, its in zip(every["ids"], mask)}  # each row, once, and whole

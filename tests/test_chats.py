@@ -15,17 +15,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 import evaluation.sampling
 import evaluation.settings
 from rewards import countdown, examples, kk, score
-from runtime import engine
-from runtime.chats import (
-    check_template,
-    control_names,
-    decode,
-    encode,
-    encode_reply,
-    load_task,
-    read_template_options,
-    with_marks,
-)
+from runtime import sampler
+from runtime.chats import check_template, control_names, encode, load_task, read_template_options, with_marks
+from runtime.sampler import decode
+from runtime.tools import encode_reply
 
 THINKING = "{% if enable_thinking is not defined %}{% set enable_thinking = true %}{% endif %}"
 NOTHING = "<think>\n\n</think>\n\n"
@@ -281,7 +274,7 @@ def folder_with(tmp_path, of_config, eos):
 )
 def test_the_templates_end_of_turn_ends_a_response_whatever_the_configuration_says(of_config, eos, ends, tmp_path):
     folder = folder_with(tmp_path, of_config, eos)
-    assert engine.end_tokens(str(folder)) == ends
+    assert sampler.end_tokens(str(folder)) == ends
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert load_chats(tokenizer, [chat("Who?", "Me.")] * 2)[0]["response_ids"][-1] == 635
     plain = load_chats(tokenizer, [chat("Who?", "Me.")] * 2, chat_template="none")[0]["response_ids"][-1]

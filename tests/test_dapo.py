@@ -12,7 +12,7 @@ from helpers import GROUP, arguments, distance, gradients
 
 import dapo
 import grpo
-from runtime import clock, dealing
+from runtime import batches, metrics
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -52,7 +52,7 @@ def kept_of(rewards, lengths=None, size=3):
         patch.setattr(dapo, "next_problems", lambda train, num_used, args: ([{}] * n, num_used + n // size))
         patch.setattr(dapo, "sample", lambda *_: (sampled, [answer() for _ in rewards]))
         patch.setattr(dapo, "score", lambda *_: scores)
-        found = dapo.dynamic_sampling(None, None, [], 5, 1, clock.Clock(), args)
+        found = dapo.dynamic_sampling(None, None, [], 5, 1, metrics.Clock(), args)
     batch, responses, problems, scores, num_used, of_groups = found
     assert set(batch) == {"ids", "mask", "scores"} and len(batch["scores"]) == n
     assert len(responses) == len(problems) == len(scores) == n and num_used == 5 + n // size
@@ -91,7 +91,7 @@ def test_truncated_responses_leave_the_loss_and_not_the_group(monkeypatch):
     kept = {}
     for flag in (False, True):
         args = dapo.Args(**shape, max_response_tokens=9, overlong_buffer=4, mask_truncated=flag)
-        kept[flag], *_ = dapo.dynamic_sampling(None, None, [], 0, 1, clock.Clock(), args)
+        kept[flag], *_ = dapo.dynamic_sampling(None, None, [], 0, 1, metrics.Clock(), args)
     assert kept[False]["mask"].sum(1).tolist() == [4, 9, 9, 5] and kept[True]["mask"].sum(1).tolist() == [4, 0, 0, 5]
     found = [[one["reward"] for one in kept[flag]["scores"]] for flag in (False, True)]
     assert found == [[1, -1, 0, 0]] * 2
@@ -111,9 +111,9 @@ def test_each_refill_has_seeds_of_its_own_and_enough_groups_end_it(mixed, kept, 
 
     monkeypatch.setattr(dapo, "sample", sample)
     monkeypatch.setattr(dapo, "score", score)
-    monkeypatch.setattr(dealing, "next_prompts", lambda n, used, count, seed: (range(used, used + count), used + count))
+    monkeypatch.setattr(batches, "next_prompts", lambda n, used, count, seed: (range(used, used + count), used + count))
     train = [{"id": i} for i in range(12)]
-    watch = clock.Clock()
+    watch = metrics.Clock()
     found = dapo.dynamic_sampling(None, None, train, 0, 7, watch, args)
     batch, responses, problems, scores, num_used, of_groups = found
     assert [response.text for response in responses] == ["7"] * 6 + ["7+3"] * 6
@@ -132,11 +132,11 @@ def test_groups_of_all_processes_come_in_the_order_of_their_prompts(monkeypatch)
         sent.append(mine)
         return [item for part in sent for item in part]
 
-    monkeypatch.setattr(dealing, "gather", gather)
+    monkeypatch.setattr(dapo, "gather", gather)
     for rank in range(2):
-        monkeypatch.setattr(dealing, "RANK", rank)
+        monkeypatch.setattr(dapo, "RANK", rank)
         batch = {"ids": torch.tensor([[rank], [rank], [2 + rank], [2 + rank]])}
-        found = dealing.gather_groups(batch, [True, True])
+        found = dapo.gather_groups(batch, [True, True])
     assert [group["ids"].flatten().tolist() for group in found] == [[0, 0], [1, 1], [2, 2], [3, 3]]
 
 
@@ -153,9 +153,9 @@ def dealt(numbers, n_updates, n_prompts, rank=0, n_processes=1):
     """The numbers of the groups in each update, None for those without tokens; the batch."""
     args = dapo.Args(prompts_per_step=n_prompts, updates_per_step=n_updates, responses_per_prompt=2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dealing, "RANK", rank)
-        patch.setattr(dealing, "WORLD_SIZE", n_processes)
-        batch = dealing.deal_groups([group_of(number) for number in numbers], group_of(99), args)
+        patch.setattr(dapo, "RANK", rank)
+        patch.setattr(dapo, "WORLD_SIZE", n_processes)
+        batch = dapo.deal_groups([group_of(number) for number in numbers], group_of(99), args)
     n_groups = n_prompts // n_processes
     assert len(batch["ids"]) == 2 * n_groups
     ids, mask = batch["ids"][:, 3].view(n_groups, 2), batch["mask"].any(1).view(n_groups, 2)
@@ -188,7 +188,7 @@ def test_short_steps_are_spread_over_updates_and_processes(n_updates, n_processe
 
 def test_groups_of_other_lengths_are_padded_on_the_right():
     args = dapo.Args(prompts_per_step=4, updates_per_step=2, responses_per_prompt=2)
-    batch = dealing.deal_groups([group_of(1, length=3), group_of(2, length=6)], group_of(9, length=2), args)
+    batch = dapo.deal_groups([group_of(1, length=3), group_of(2, length=6)], group_of(9, length=2), args)
     assert batch["ids"].tolist() == [*[[1, 1, 1, 0, 0, 0]] * 2, *[[0] * 6] * 2, *[[2] * 6] * 2, *[[0] * 6] * 2]
     one, two = [[0, 1, 1, 0, 0, 0]] * 2, [[0, 0, 0, 0, 1, 1]] * 2
     assert batch["mask"].tolist() == [*one, [0] * 6, [0] * 6, *two, [0] * 6, [0] * 6]
@@ -206,13 +206,13 @@ def groups_in(batch, numbers):
 def test_a_short_steps_gradients_are_those_of_its_groups_alone(tiny_model, batch, kept, n_updates, parts):
     """Groups without tokens change neither the divisor nor the gradient, nor do they make an update."""
     args = arguments(dapo, model=str(tiny_model), micro_batch_tokens=300, updates_per_step=n_updates)
-    mine, of_mine = gradients(dapo, dealing.deal_groups(groups_in(batch, kept), batch, args), args)
+    mine, of_mine = gradients(dapo, dapo.deal_groups(groups_in(batch, kept), batch, args), args)
     assert len(mine) == len(parts) == of_mine["optimizer_steps"]
     for gradient, part in zip(mine, parts):
         rows = {key: torch.cat([group[key] for group in groups_in(batch, part)]) for key in batch}
         (alone,), _ = gradients(grpo, rows, arguments(model=str(tiny_model)))
         assert alone.norm() > 1e-3 and distance(gradient, alone) < 1e-5
-    assert list(dapo.minibatches(dealing.deal_groups([], batch, args), n_updates)) == []
+    assert list(dapo.minibatches(dapo.deal_groups([], batch, args), n_updates)) == []
 
 
 def test_metrics_are_over_all_responses_and_token_means_over_those_kept(monkeypatch):

@@ -17,7 +17,6 @@ import entropy_top
 import grpo_async
 import grpo_stale
 import grpo_tis
-from runtime import measure
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -61,13 +60,13 @@ def test_largest_and_mean_clip_range_by_hand():
         [{"tokens": 10, "sigma": 0.1, "clip_range": 0.5}, {"tokens": 20, "sigma": 0.02, "clip_range": 0.26}],
         [{"tokens": 30, "sigma": 0.2, "clip_range": 0.8}, {"tokens": 10, "sigma": 0.04, "clip_range": 0.32}],
     ]
-    metrics = measure.of_bins(updates)
+    metrics = acpo.bin_metrics(updates)
     assert (metrics["bin_tokens_1"], metrics["bin_tokens_2"]) == (40, 60)
     assert (metrics["clip_range_max_1"], metrics["clip_range_max_2"], metrics["clip_range_max"]) == (0.8, 0.32, 0.8)
     assert metrics["clip_range_mean_1"] == pytest.approx((5 + 24) / 40)
     assert metrics["clip_range_mean_2"] == pytest.approx((6 + 5.2 + 3.2) / 60)
     assert metrics["clip_range_mean"] == pytest.approx((5 + 24 + 6 + 5.2 + 3.2) / 100)
-    empty = measure.of_bins([[{"tokens": 0, "sigma": 0.0, "clip_range": 0.2}, updates[0][1]]])
+    empty = acpo.bin_metrics([[{"tokens": 0, "sigma": 0.0, "clip_range": 0.2}, updates[0][1]]])
     assert empty["clip_range_mean_1"] == 0.2 and empty["clip_range_mean"] == 0.2
 
 

@@ -34,20 +34,7 @@ import rewards
 import sft
 from grpo import Args
 from rewards import examples, kk
-from runtime import (
-    chats,
-    checkpoints,
-    checks,
-    curves,
-    files,
-    flags,
-    folders,
-    inputs,
-    processes,
-    records,
-    signals,
-    start,
-)  # fmt: skip
+from runtime import chats, checkpoints, checks, distributed, files, flags, records, tools  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +79,7 @@ def save(run_dir, step=4):
 
 
 def steps_of(run_dir):
-    return [checkpoints.step_of(path) for path in checkpoints.complete(run_dir)]
+    return [files.step_of(path) for path in files.complete_checkpoints(run_dir)]
 
 
 SHARD = "trainer/shard-00001-model-00001-of-00003.safetensors"
@@ -123,12 +110,12 @@ def test_going_on_from_an_older_checkpoint_drops_the_newer(three, capsys):
     assert args.run_dir == str(three)
     policy, optimizer = policy_and_optimizer()
     assert checkpoints.load(policy, optimizer, args.resume) == (1, 10)
-    assert len(checkpoints.all_of(three)) == 3  # the run may still fail to go on
+    assert len(files.all_checkpoints(three)) == 3  # the run may still fail to go on
     records.Records(args, SIZES).open(1)
     said = capsys.readouterr().out
     assert all(f"{folder} is deleted" in said for folder in ("step_000002", "step_000003"))
-    assert checkpoints.all_of(three) == [older]
-    assert [row["step"] for row in curves.read_rows(three / "metrics.jsonl")] == [0, 1]
+    assert files.all_checkpoints(three) == [older]
+    assert [row["step"] for row in files.read_rows(three / "metrics.jsonl")] == [0, 1]
 
 
 def test_what_is_in_a_checkpoints_way_is_cleared(three):
@@ -146,7 +133,7 @@ def test_what_is_in_a_checkpoints_way_is_cleared(three):
 
 def goes_on(folder):
     """Two updates, with a save and a load before them and without: the same weights."""
-    processes.start()
+    distributed.start()
     weights = []
     for saves in (False, True):
         args = arguments(model=str(KK_TINY), run_dir=str(folder))
@@ -154,14 +141,14 @@ def goes_on(folder):
         optimizer = adamw(policy)
         if saves:
             checkpoints.save(policy, optimizer, AutoTokenizer.from_pretrained(KK_TINY), 1, 0, args)
-            processes.barrier()  # process 0 gives it its name
+            distributed.barrier()  # process 0 gives it its name
             optimizer = adamw(policy)
             assert checkpoints.load(policy, optimizer, folder) == (1, 0)
         for _ in range(2):
             for parameter in policy.parameters():
                 parameter.grad = parameter.detach() ** 2
             optimizer.step()
-        weights.append(flat(processes.full_tensor(parameter) for parameter in policy.parameters()))
+        weights.append(flat(distributed.full_tensor(parameter) for parameter in policy.parameters()))
     assert torch.equal(*weights)
 
 
@@ -258,7 +245,7 @@ def test_a_full_disk_in_a_save_leaves_the_last_checkpoint_and_is_one_line(size, 
             save(three)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert [checkpoints.step_of(path) for path in checkpoints.complete(three)] == [1, 2, 3]
+    assert [files.step_of(path) for path in files.complete_checkpoints(three)] == [1, 2, 3]
     checkpoints.check(three)
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
@@ -375,8 +362,8 @@ def failing_run(folder, at, script="grpo.py", processes=1, **changes):
     last = ended.stderr.splitlines()[-1]
     assert ended.returncode == 1 and "Traceback" not in ended.stderr, ended.stderr[-2000:]
     assert last.startswith(f"error: {task}: score() fails in line 15 on ") and "RuntimeError: nothing more" in last
-    rows = [row["step"] for row in curves.read_rows(folder / "run" / "metrics.jsonl")]
-    positions = [files.read_object(path / "trainer_state.json") for path in folders.complete(folder / "run")]
+    rows = [row["step"] for row in files.read_rows(folder / "run" / "metrics.jsonl")]
+    positions = [files.read_object(path / "trainer_state.json") for path in files.complete_checkpoints(folder / "run")]
     return (folder / "run" / "ended.txt").read_text(), rows, [(one["step"], one["n_used"]) for one in positions]
 
 
@@ -462,11 +449,11 @@ def test_a_kill_at_any_call_to_the_file_system_loses_nothing(work, run_of_three,
         if code == 0:  # it makes fewer calls
             break
         assert (code, said) == (9, ""), n
-        assert folders.step_of(folders.to_resume(str(folder))) >= 3
+        assert files.step_of(files.to_resume(str(folder))) >= 3
         checkpoints.check(folder)
         checks.check_run_folders(Args(resume=str(folder)))
         assert flags.of_resumed_run([f"--resume={folder}"], Args)
-        assert [row["step"] for row in curves.read_rows(folder / "metrics.jsonl")][:4] == [0, 1, 2, 3]
+        assert [row["step"] for row in files.read_rows(folder / "metrics.jsonl")][:4] == [0, 1, 2, 3]
         assert in_a_fork(lambda: save(folder, 7))[0] == 0
     assert 5 < n < 999
 
@@ -483,8 +470,8 @@ def test_a_second_signal_ends_a_run_and_a_closed_terminal_does_not():
 
     def work():
         os.dup2(no_reader(), 2)  # a closed terminal's output is an error
-        signals.GRACE = -1  # every other signal is a second one
-        asked = signals.catch()
+        records.GRACE = -1  # every other signal is a second one
+        asked = records.catch_signals()
         for _ in range(3):
             signal.raise_signal(signal.SIGHUP)
         if asked == ["SIGHUP"]:
@@ -496,7 +483,7 @@ def test_a_second_signal_ends_a_run_and_a_closed_terminal_does_not():
 def test_under_nohup_a_closed_terminal_is_nothing():
     def work():
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        if signals.catch() == []:
+        if records.catch_signals() == []:
             signal.raise_signal(signal.SIGHUP)
 
     assert in_a_fork(work)[0] == 0
@@ -594,7 +581,7 @@ def problems_file(folder, last=9):
 
 @pytest.fixture
 def prepare(tmp_path, monkeypatch):
-    """A function that prepares a run of a script on ten problems, and gives what start.prepare gives.
+    """A function that prepares a run of a script on ten problems, and gives what records.prepare gives.
 
     With resume: the run that has done a step and has this in run.json goes on.
     """
@@ -612,7 +599,7 @@ def prepare(tmp_path, monkeypatch):
             (tmp_path / "run/run.json").write_text(json.dumps(about | resume))
             values["resume"] = str(tmp_path / "run")
         args = trainer.Args(**{k: v for k, v in values.items() if k in trainer.Args.__dataclass_fields__})
-        return start.prepare(args, examples if trainer is sft else rewards)
+        return records.prepare(args, examples if trainer is sft else rewards)
 
     return prepared
 
@@ -660,7 +647,7 @@ def test_a_file_or_a_task_that_changes_is_other_problems(prepare, tmp_path, caps
     prepare(resume={"sizes": SIZES})
     assert "whether its problems have changed is not checked" in capsys.readouterr().out
     problem = {"id": 3, "prompt_ids": [1, 2], "answer": "x"}
-    assert inputs.digest([problem]) != inputs.digest([problem | {"id": 4}])
+    assert checks.digest([problem]) != checks.digest([problem | {"id": 4}])
 
 
 def test_a_template_that_writes_the_date_writes_the_runs(prepare, tmp_path, capsys):
@@ -676,7 +663,7 @@ def test_a_template_that_writes_the_date_writes_the_runs(prepare, tmp_path, caps
         tokenizer, _, train, _, sizes = prepare(
             model=str(folder), chat_template="auto", max_prompt_tokens=99, **changes
         )
-        reply = chats.encode_reply(AutoTokenizer.from_pretrained(folder), "so")  # as vLLM has a tokenizer of its own
+        reply = tools.encode_reply(AutoTokenizer.from_pretrained(folder), "so")  # as vLLM has a tokenizer of its own
         return tokenizer.decode(train[0]["prompt_ids"])[:11], tokenizer.decode(reply), sizes
 
     prompt, _, sizes = begun()

@@ -88,7 +88,7 @@ def test_a_scripts_own_command_fits_its_gpus_of_80_gb(script, monkeypatch):
     teacher = fits.MODELS["Qwen/Qwen2.5-7B-Instruct"]
     monkeypatch.setattr(memory.AutoConfig, "from_pretrained", lambda *_, **__: teacher)
     monkeypatch.setattr("runtime.flags.ON_GPU", True)
-    for name in ("ranks.WORLD_SIZE", "ranks.LOCAL_WORLD_SIZE", "processes.WORLD_SIZE"):
+    for name in ("machine.WORLD_SIZE", "machine.LOCAL_WORLD_SIZE", "distributed.WORLD_SIZE"):
         monkeypatch.setattr(f"runtime.{name}", count)
     args = parse(trainer, *shlex.split(flags.rstrip("\\")))  # sft.py's goes on in the next line
     machine = dataclasses.replace(CARD, processes=count)

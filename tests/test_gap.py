@@ -14,7 +14,7 @@ import grpo
 import grpo_async
 import grpo_stale
 from course import capstone
-from runtime import engine
+from runtime import sampler
 
 # How far a row's rounded numbers are off by, at most: a share of the row's largest number, or of the number itself.
 ERRORS = {"int8": lambda row: row.abs().amax(-1, keepdim=True) / 254, "fp8": lambda row: row.abs() / 16}
@@ -28,7 +28,7 @@ def test_the_sampler_gets_weights_of_8_bits_and_the_trainer_keeps_its_own(traine
 
     def sent(sampler_dtype):
         found = {}
-        monkeypatch.setattr(engine, "load_weights", lambda llm, named: found.update(named))
+        monkeypatch.setattr(sampler, "load_weights", lambda llm, named: found.update(named))
         args = arguments(trainer, model=str(KK_TINY), lora_rank=rank, sampler_dtype=sampler_dtype)
         policy = trainer.load_policy(args, trained=True)
         before = {name: weight.clone() for name, weight in policy.state_dict().items()}
@@ -74,8 +74,8 @@ def test_a_run_whose_sampler_gets_no_weights_ends(tmp_path):
 def test_a_policy_with_other_logits_ends_before_the_first_step(script, tmp_path):
     """The log-probabilities of transformers and, in all but sft.py, of vLLM differ from its own."""
     changed = tmp_path / f"{script}.py"
-    mistake = "logits = 1.1 * passes.logits(self.lm, states)"
-    changed.write_text((ROOT / f"{script}.py").read_text().replace("logits = passes.logits(self.lm, states)", mistake))
+    mistake = "logits = 1.1 * models.logits(self.lm, states)"
+    changed.write_text((ROOT / f"{script}.py").read_text().replace("logits = models.logits(self.lm, states)", mistake))
     flags = ["--model", KK_TINY, "--run_dir", tmp_path / "run", "--dtype", "float32", "--eval_size", 4]
     # Not by run: a process of pytest's would wait for grpo_async.py's sampler, which waits for its trainer.
     ended = python(changed, *flags, env=os.environ | {"PYTHONPATH": str(ROOT)})

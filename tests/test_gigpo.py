@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 import gigpo
 import grpo_multi_turn
 from rewards import TaskError, guess, own, parts_of, score, state, turn_rewards
-from runtime import measure
+from runtime import metrics
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 G = 3
@@ -76,7 +76,7 @@ def test_a_turns_advantage_is_its_return_normalised_over_equal_states(anchors, w
         conversations, scores, batch = drawn(seed)
         args = arguments(gigpo, anchors=anchors, turn_std=with_std, gamma=gamma)
         found = gigpo.turn_advantages(scores, batch, args)
-        shared = measure.shared(gigpo.states_of(scores, args))
+        shared = metrics.shared(gigpo.states_of(scores, args))
         expected = reference(conversations, scores, gamma, anchors, with_std)
         for row, mask, one, of_turns in zip(found, batch["mask"], conversations, expected):
             by_token = [a for a, length in zip(of_turns, one.lengths) for _ in range(length)]
@@ -92,7 +92,7 @@ def test_equal_returns_and_a_turn_alone_in_its_state_have_advantage_zero_exactly
     scores = [{"reward": reward, "turns": of_one} for reward, of_one in zip((0.7, 0.7, 5.0), turns)]
     args = arguments(gigpo, gamma=0.7)
     assert not gigpo.turn_advantages(scores, {"mask": mask}, args).any()
-    assert measure.shared(gigpo.states_of(scores, args)) == 0.5
+    assert metrics.shared(gigpo.states_of(scores, args)) == 0.5
 
 
 def test_states_are_compared_over_all_processes_and_groups_are_not(monkeypatch):
@@ -138,7 +138,7 @@ def test_a_turns_state_is_asked_for_before_it_and_its_length_is_kept(monkeypatch
 
     tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
     llm = SimpleNamespace(generate=generate, get_tokenizer=lambda: tokenizer)
-    monkeypatch.setattr(gigpo.engine, "empty_prefix_cache", lambda llm: None)
+    monkeypatch.setattr(gigpo.sampler, "empty_prefix_cache", lambda llm: None)
     monkeypatch.setattr(gigpo, "decode", lambda tokenizer, responses: [next(said) for _ in responses])
     args = arguments(gigpo, model=str(KK_TINY), max_turns=3)
     problem = {"id": 0, "answer": 15, "prompt_ids": [5]}
@@ -166,7 +166,7 @@ def test_rewards_per_turn_add_up_to_the_reward_and_parts_are_logged_as_sums():
     assert found["turns"] == [(7, "s", 3), (7, "t", 4)] and found["response"] == "y"
     assert turn_rewards(found, 2) == [1.0, 3.0]  # 0.5 of its own, 2 for b, and 0.5 that no part names
     assert parts_of([found], "my_task.py") == [[1.5, 2.0]]
-    assert measure.parts_of_rewards([found]) == {"reward/a": 1.5, "reward/b": 2.0}
+    assert metrics.parts_of_rewards([found]) == {"reward/a": 1.5, "reward/b": 2.0}
     assert turn_rewards({"reward": 3.0}, 3) == [0.0, 0.0, 3.0]
     response.turns = ["x"]
     with pytest.raises(TaskError, match="part 'a' of a score has 2 numbers for 1 turns"):

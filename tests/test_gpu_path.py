@@ -20,23 +20,23 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, Qwen2Config, masking_utils
 
 import grpo
-from runtime import engine, lora, memory, passes, placement, processes
+from runtime import batches, distributed, lora, memory, models, sampler
 from tools.maintain import fits
 
 
 def check_options(_):
     """Of a process that believes in a GPU."""
-    engine.ON_GPU = True
+    sampler.ON_GPU = True
     torch.cuda.get_device_capability = lambda: (10, 0)  # a B200
     settings = {"model": "models/kk_tiny", "dtype": "bfloat16", "max_prompt_tokens": 8, "max_response_tokens": 8}
     chosen = {}
     for cache in (None, 2.0):
-        chosen |= engine.options(argparse.Namespace(**settings, kv_cache_gb=cache, compile=True))
+        chosen |= sampler.options(argparse.Namespace(**settings, kv_cache_gb=cache, compile=True))
     from vllm.engine import arg_utils
     from vllm.usage.usage_lib import UsageContext
 
     assert chosen["enable_sleep_mode"] and chosen["gpu_memory_utilization"] == 0.1
-    assert chosen["attention_backend"] == "FLASH_ATTN" and engine.attention("float32") == {}
+    assert chosen["attention_backend"] == "FLASH_ATTN" and sampler.attention("float32") == {}
     unknown = chosen.keys() - {field.name for field in dataclasses.fields(arg_utils.EngineArgs)}
     assert not unknown, unknown
     for name, _, gib, _ in CARDS.values():
@@ -53,10 +53,10 @@ def test_vllm_knows_each_option_and_its_batches_are_not_larger_than_in_the_estim
 
 
 def test_a_b200_gets_flash_attention_and_other_cards_vllms_choice(monkeypatch):
-    monkeypatch.setattr(engine, "ON_GPU", True)
+    monkeypatch.setattr(sampler, "ON_GPU", True)
     for card, (_, capability, *_) in CARDS.items():
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
-        named = [engine.attention(dtype).get("attention_backend") for dtype in ("bfloat16", "float16", "float32")]
+        named = [sampler.attention(dtype).get("attention_backend") for dtype in ("bfloat16", "float16", "float32")]
         assert named == (["FLASH_ATTN", "FLASH_ATTN", None] if card == "B200" else [None] * 3)
 
 
@@ -73,7 +73,7 @@ def sleep_and_sync(_):
         return difference.abs().max().item() < 1e-3  # not if it is NaN
 
     assert has_the_policys_weights() and torch.get_num_threads() == 1
-    engine.sleep(llm)
+    sampler.sleep(llm)
     assert torch.get_num_threads() == os.cpu_count()
     with torch.no_grad():
         for parameter in policy.parameters():
@@ -130,9 +130,9 @@ def test_the_estimate_is_the_peak_of_an_update_or_up_to_a_fifth_more(model, dtyp
     config = copy.deepcopy(next(config for name, config in fits.MODELS.items() if fits.short(name) == model))
     sizes = {"max_prompt_tokens": prompt, "max_response_tokens": length - prompt, "micro_batch_tokens": rows * length}
     args = grpo.Args(dtype=dtype, gradient_checkpointing=recompute, compile=False, lora_rank=rank, **sizes)
-    monkeypatch.setattr(processes, "ON_GPU", True)
-    monkeypatch.setattr(passes, "HEAD_CHUNK", fits.HEAD_CHUNK)
-    monkeypatch.setattr(passes, "prompts_can_be_shared", lambda args: False)  # as with layers that are compiled
+    monkeypatch.setattr(distributed, "ON_GPU", True)
+    monkeypatch.setattr(models, "HEAD_CHUNK", fits.HEAD_CHUNK)
+    monkeypatch.setattr(batches, "prompts_can_be_shared", lambda args: False)  # as with layers that are compiled
     monkeypatch.setattr(torch.nn.Module, "to", lambda module, *_, **__: module)
     # It looks at data; without them it would give each layer a mask.
     monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda *_: None)
@@ -141,7 +141,7 @@ def test_the_estimate_is_the_peak_of_an_update_or_up_to_a_fifth_more(model, dtyp
         policy = grpo.Policy(lm, args)
         if rank:
             lora.add_adapters(policy, args)
-        placement.place(policy, args)
+        models.place(policy, args)
         gc.collect()
         weights = tally.live
         for parameter in policy.parameters():
@@ -153,7 +153,7 @@ def test_the_estimate_is_the_peak_of_an_update_or_up_to_a_fifth_more(model, dtyp
             states = hidden[:, prompt:].reshape(-1, config.hidden_size)
             del hidden
             targets = torch.zeros(len(states), dtype=torch.long)
-            logp, _ = passes.in_chunks(policy.head, states, targets, 1.0, False)
+            logp, _ = models.in_chunks(policy.head, states, targets, 1.0, False)
         del states
         logp.sum().backward()
     shape, width = memory.shapes_of(config), getattr(torch, dtype).itemsize
@@ -182,19 +182,19 @@ def test_keys_and_values_are_repeated_where_no_fused_kernel_takes_shared_ones(re
     ids = torch.cat([torch.arange(6).expand(2, 6), torch.arange(12).view(2, 6)], 1)  # a prompt, and two responses
     found = {}
     for on_gpu, dtype in ((False, "float32"), (True, "bfloat16"), (True, "float32")):
-        monkeypatch.setattr(processes, "ON_GPU", on_gpu)
+        monkeypatch.setattr(distributed, "ON_GPU", on_gpu)
         args = grpo.Args(dtype=dtype, gradient_checkpointing=recompute, compile=False)
         torch.manual_seed(0)
         lm = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        policy = placement.place(grpo.Policy(lm, args), args)
+        policy = models.place(grpo.Policy(lm, args), args)
         with Attention() as attention:
             logits = policy.lm(ids, use_cache=False).logits
             logits.pow(2).mean().backward()
         if not recompute:
-            shared = passes.with_shared_prompt(policy.lm.model, passes.embed(policy.lm, ids), 6)
+            shared = models.with_shared_prompt(policy.lm.model, models.embed(policy.lm, ids), 6)
             torch.testing.assert_close(policy.lm.lm_head(shared), logits)
         found[on_gpu, dtype] = logits, policy.lm.model.layers[0].self_attn.k_proj.weight.grad
         assert (attention.keys[1], attention.shared) == ((4, False) if on_gpu and dtype == "float32" else (2, True))
     torch.testing.assert_close(found[True, "float32"], found[False, "float32"])
     policy.lm.save_pretrained(tmp_path)
-    assert placement.REPEATED not in (tmp_path / "config.json").read_text()
+    assert models.REPEATED not in (tmp_path / "config.json").read_text()

@@ -36,7 +36,7 @@ from transformers import AutoTokenizer
 
 import grpo
 import ppo
-from runtime import checkpoints, float16, measure, processes
+from runtime import checkpoints, distributed, models
 from tools.maintain import updates
 
 # Settings at which some tokens of the batch are cut off, and others not.
@@ -49,7 +49,7 @@ CASES = {
     "sapo": {"tau_positive": 5.0, "tau_negative": 7.0},
     "grpo_tis": {"correction_max": 1.1, "mask": "sequence", "mask_delta": 0.0},
     "grpo_tis geometric": {"mask": "geometric"},
-    # With gradient_checkpointing, two processes swap rows (dealing.balance).
+    # With gradient_checkpointing, two processes swap rows (batches.balance).
     "grpo balanced": {"gradient_checkpointing": True},
     "reinforce balanced": {"gradient_checkpointing": True},
     "gspo balanced": {"gradient_checkpointing": True, "clip_low": 0.05, "clip_high": 0.03},
@@ -173,12 +173,12 @@ def test_float16_has_float32s_gradient_and_skips_the_updates_that_overflow(tiny_
     args.dtype = "float16"
     policy = trainer.load_policy(args, trained=True)
     recorder = Recorder(policy)
-    float16.scaler(recorder, args).load_state(torch.tensor([1024.0, 0]))
+    models.scaler(recorder, args).load_state(torch.tensor([1024.0, 0]))
     assert trainer.update(policy, recorder, batch, 1, args)["overflows"] == 0
     assert all(0 < distance(a, b) < 0.01 for a, b in zip(recorder.gradients, expected, strict=True))
 
     optimizer, before = adamw(policy), weights(policy)
-    scaler = float16.scaler(optimizer, args)
+    scaler = models.scaler(optimizer, args)
     scaler.load_state(torch.tensor([2.0**60, 3]))
     metrics = trainer.update(policy, optimizer, batch, 1, args)
     assert torch.equal(weights(policy), before) and not any(one["step"] > 0 for one in optimizer.state.values())
@@ -190,7 +190,7 @@ def test_a_scale_below_1_ends_the_program_before_any_weight_changes(tmp_path):
     """A gradient that is infinite at every scale: 2, 1 and then ½ is too low. At 0 a finite update would give NaN."""
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([weight], lr=1.0)
-    scaler = float16.scaler(optimizer, arguments(dtype="float16", run_dir=str(tmp_path)))
+    scaler = models.scaler(optimizer, arguments(dtype="float16", run_dir=str(tmp_path)))
     scaler.load_state(torch.tensor([4.0, 0]))
     for scale in (2.0, 1.0):
         scaler.scale(weight.sum() * math.inf).backward()
@@ -209,8 +209,8 @@ def compute_share(folder):
 
     Of the cases whose settings are in the folder; of TRAINED what a model makes of it.
     """
-    processes.start()
-    rows = rows_of(processes.RANK, processes.WORLD_SIZE)
+    distributed.start()
+    rows = rows_of(distributed.RANK, distributed.WORLD_SIZE)
     results = {}
     for case in CASES:
         if not (folder / f"{case}.pt").exists():
@@ -231,15 +231,15 @@ def compute_share(folder):
         if case == "reinforce balanced":  # its update adds tensors to the batch
             trainer.update(table, Recorder(table), filled := given | {"ids": batch["token"]}, 1, args)
             for name in ("old_logp", "entropy"):
-                result["update"][name] = measure.token_mean(filled[name], batch["mask"])
-        result["gradients"] = [step / processes.WORLD_SIZE for step in steps]  # FSDP2 would take the mean
+                result["update"][name] = metrics.token_mean(filled[name], batch["mask"])
+        result["gradients"] = [step / distributed.WORLD_SIZE for step in steps]  # FSDP2 would take the mean
         if case in TRAINED:
             result |= steps_and_a_broken_one(trainer, given, args)
-        if case == "grpo balanced" and processes.WORLD_SIZE == 1:
+        if case == "grpo balanced" and distributed.WORLD_SIZE == 1:
             torch.save(given, folder / "advantages.pt")  # of all responses
         if case == "grpo":
             results |= {dtype: in_few_bits(given, args, dtype) for dtype in ("bfloat16", "float16")}
-    torch.save(results, folder / f"of_{processes.RANK}_in_{processes.WORLD_SIZE}.pt")
+    torch.save(results, folder / f"of_{distributed.RANK}_in_{distributed.WORLD_SIZE}.pt")
 
 
 def train_values(batch, args):
@@ -251,11 +251,11 @@ def train_values(batch, args):
     batch = batch | {"returns": (batch["rewards"] + batch["values"]) * batch["mask"]}
     found = {"update": [ppo.update_values(critic, of_critic, batch, step, args) for step in (1, 2)]}
     found |= {"values": ppo.compute_values(critic, batch, args), "weights": weights(critic)}
-    args = dataclasses.replace(args, run_dir=f"{args.run_dir}/of_{processes.WORLD_SIZE}")
+    args = dataclasses.replace(args, run_dir=f"{args.run_dir}/of_{distributed.WORLD_SIZE}")
     Path(args.run_dir).mkdir(exist_ok=True)
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     checkpoints.save(policy, optimizer, tokenizer, 2, 16, args, (critic, of_critic))
-    processes.barrier()  # process 0 has still to give it its name
+    distributed.barrier()  # process 0 has still to give it its name
     (policy, optimizer), again = models_of_ppo(args)
     found["place"] = checkpoints.load(policy, optimizer, args.run_dir, again)
     for model, its_optimizer in ((critic, of_critic), again):
@@ -274,14 +274,14 @@ def steps_and_a_broken_one(trainer, batch, args):
     meets a NaN."""
     policy = trainer.load_policy(args, trained=True)
     found = {"of the model": gradients(trainer, batch, args, policy)[0]}
-    if processes.WORLD_SIZE > 1:
+    if distributed.WORLD_SIZE > 1:
         found["mesh"] = policy.lm.model.layers[1].mlp.up_proj.weight.device_mesh.shape
     args = dataclasses.replace(args, max_grad_norm=0.05)
     optimizer, found["before"] = adamw(policy), weights(policy)
     found["updates"] = [trainer.update(policy, optimizer, batch, step, args) for step in (1, 2)]
     found["after"] = weights(policy)
     broken = batch | {"advantages": batch["advantages"].clone()}
-    if processes.RANK == processes.WORLD_SIZE - 1:
+    if distributed.RANK == distributed.WORLD_SIZE - 1:
         broken["advantages"][0][batch["mask"][0]] = math.nan
     with pytest.raises(SystemExit) as end:
         trainer.update(policy, optimizer, broken, 3, args)
@@ -306,13 +306,13 @@ def in_few_bits(batch, args, dtype):
     found["reference"] = grpo.log_probs(reference, batch, args)[0]
     found["gradient"] = gradients(grpo, batch, args, policy)[0][0]
     found["kept"] = layer.mlp.up_proj.weight.dtype
-    if processes.WORLD_SIZE > 1:
+    if distributed.WORLD_SIZE > 1:
         found["summed"] = layer._get_fsdp_state()._mp_policy.reduce_dtype
     if dtype == "float16":
         optimizer = adamw(policy)
         grpo.update(policy, optimizer, batch, 1, args)
         before, scale = weights(policy), optimizer.scaler.get_scale()
-        if processes.RANK == processes.WORLD_SIZE - 1:
+        if distributed.RANK == distributed.WORLD_SIZE - 1:
             batch = batch | {"advantages": 1e10 * batch["advantages"]}
         found["overflows"] = grpo.update(policy, optimizer, batch, 2, args)["overflows"]
         found["lowered"] = scale / optimizer.scaler.get_scale()
@@ -408,9 +408,9 @@ def test_two_machines_compute_the_gradient_of_one_process(two_processes, tmp_pat
 
 
 def unequal_machines(_):
-    processes.LOCAL_WORLD_SIZE = 1 + processes.RANK
+    distributed.LOCAL_WORLD_SIZE = 1 + distributed.RANK
     with pytest.raises(SystemExit, match="error: each machine needs the same number of processes"):
-        processes.start()
+        distributed.start()
 
 
 def test_machines_with_other_numbers_of_processes_are_refused(tmp_path):
@@ -419,13 +419,13 @@ def test_machines_with_other_numbers_of_processes_are_refused(tmp_path):
 
 def compiled(folder):
     """With a compiled head and compiled layers: what a model makes of two steps."""
-    processes.start()
+    distributed.start()
     args = grpo.Args(**torch.load(folder / "grpo balanced.pt") | {"run_dir": str(folder), "compile": True})
-    batch = share(torch.load(folder / "advantages.pt"), rows_of(processes.RANK, processes.WORLD_SIZE))
+    batch = share(torch.load(folder / "advantages.pt"), rows_of(distributed.RANK, distributed.WORLD_SIZE))
     with pytest.MonkeyPatch.context() as patch:
         compile_with("aot_eager", patch)
         result = steps_and_a_broken_one(grpo, batch, args)
-    torch.save(result, folder / f"compiled_{processes.RANK}.pt")
+    torch.save(result, folder / f"compiled_{distributed.RANK}.pt")
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import grpo
 import ppo
-from runtime import checkpoints, engine, lora, memory, processes
+from runtime import checkpoints, distributed, lora, memory, sampler
 from tools import merge
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
@@ -151,26 +151,26 @@ def train_share(folder):
 
     Rank 3: two processes can't divide A equally.
     """
-    processes.start()
+    distributed.start()
     found = {}
     for dtype in ("float32", "bfloat16"):
-        about = {"run_dir": f"{folder}/{dtype}_{processes.WORLD_SIZE}", "dtype": dtype}
+        about = {"run_dir": f"{folder}/{dtype}_{distributed.WORLD_SIZE}", "dtype": dtype}
         args = grpo.Args(**torch.load(folder / "args.pt") | about)
         Path(args.run_dir).mkdir(exist_ok=True)
-        of_process = share(torch.load(folder / "batch.pt"), rows_of(processes.RANK, processes.WORLD_SIZE))
+        of_process = share(torch.load(folder / "batch.pt"), rows_of(distributed.RANK, distributed.WORLD_SIZE))
         policy = grpo.load_policy(args, trained=True)
         optimizer, sent = adamw(policy, lr=1e-2), {}
         for step in (1, 2):
             grpo.update(policy, optimizer, of_process, step, args)
         checkpoints.save(policy, optimizer, AutoTokenizer.from_pretrained(args.model), 2, 16, args)
-        engine.load_weights = lambda llm, named, sent=sent: sent.update(named)
+        sampler.load_weights = lambda llm, named, sent=sent: sent.update(named)
         grpo.sync_weights(policy, None, args)
-        engine.load_weights = lambda llm, named, sent=sent: sent.update((f"8 bits {n}", w) for n, w in named)
+        sampler.load_weights = lambda llm, named, sent=sent: sent.update((f"8 bits {n}", w) for n, w in named)
         grpo.sync_weights(policy, None, dataclasses.replace(args, sampler_dtype="int8"))
         logp = grpo.log_probs(policy, of_process, args)[0]
         ref_logp = grpo.log_probs(lora.without_adapters(policy), of_process, args, with_entropy=False)[0]
         found[dtype] = {"sent": sent, "logp": logp, "ref_logp": ref_logp}
-    torch.save(found, folder / f"of_{processes.RANK}_in_{processes.WORLD_SIZE}.pt")
+    torch.save(found, folder / f"of_{distributed.RANK}_in_{distributed.WORLD_SIZE}.pt")
 
 
 @pytest.fixture(scope="module")

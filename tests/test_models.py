@@ -23,8 +23,7 @@ import evaluation.sampling
 import evaluation.settings
 import grpo
 from rewards import kk
-from runtime import checkpoints, checks, engine, lora, passes, processes, same_model
-from runtime import families as kinds
+from runtime import checkpoints, checks, distributed, lora, models, sampler
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 WEIGHTS = "model.safetensors"
@@ -105,7 +104,7 @@ def test_of_two_sets_of_files_vllm_reads_those_that_transformers_reads(tmp_path)
     (folder / "tekken.json").write_text("{}")
     AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder, max_shard_size="100KB")  # with an index
     config, ours = checks.read_config(str(folder))
-    chosen = engine.common_options(str(folder), 64, 0.01)
+    chosen = sampler.common_options(str(folder), 64, 0.01)
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
     from vllm.tokenizers import get_tokenizer
@@ -128,7 +127,7 @@ def test_of_two_sets_of_files_vllm_reads_those_that_transformers_reads(tmp_path)
 def test_the_responses_of_a_group_compute_few_tokens_of_their_prompt_again(family, width, context, sizes, tmp_path):
     """On a CPU: blocks of 32 tokens, passes of several prompts. Recurrent models have no cache; kk_tiny is small."""
     changes = {"hidden_size": width} | ({"mamba_d_head": 128} if family == "granitemoehybrid" else {})
-    chosen = engine.common_options(str(families.make(family, tmp_path / "model", **changes)), context, 0.01)
+    chosen = sampler.common_options(str(families.make(family, tmp_path / "model", **changes)), context, 0.01)
     assert (chosen.get("block_size"), chosen["max_num_batched_tokens"]) == sizes
 
 
@@ -200,13 +199,13 @@ def test_longrope_is_the_samplers_on_either_side_of_the_limit(original, tmp_path
 
 
 def test_a_tried_model_says_nothing_and_a_refused_one_says_why(tmp_path):
-    for kind, why in kinds.REFUSED.items():
+    for kind, why in models.REFUSED.items():
         with refused(f"^--model m is a {kind}, which can't be trained here: ."):
-            kinds.check("--model", "m", SimpleNamespace(model_type=kind), None)
-        assert why and kind not in kinds.TRIED
+            models.check_family("--model", "m", SimpleNamespace(model_type=kind), None)
+        assert why and kind not in models.TRIED
     with refused("whose head is not a linear .lm_head"):
         model = SimpleNamespace(model=SimpleNamespace(layers=[]), lm_head=None)
-        kinds.check("--model", "m", SimpleNamespace(model_type="of 2027"), model)
+        models.check_family("--model", "m", SimpleNamespace(model_type="of 2027"), model)
     folder = families.make("olmoe", tmp_path / "olmoe")
     with refused("^--lora_rank 4: .*olmoe has experts, which LoRA can't train here"):
         checks.check_model(families.arguments(folder, lora_rank=4), 1024)
@@ -252,7 +251,7 @@ def test_a_folder_with_images_may_have_old_or_new_names_and_a_missing_weight_is_
 
 @pytest.mark.skipif(importlib.util.find_spec("torchvision") is not None, reason="torchvision is installed")
 def test_vllm_can_import_qwen3_5_without_torchvision():
-    engine.import_without_torchvision(["Qwen3_5ForCausalLM"])
+    sampler.import_without_torchvision(["Qwen3_5ForCausalLM"])
     assert "transformers.models.qwen2_vl.image_processing_qwen2_vl" in sys.modules
     assert importlib.util.find_spec("torchvision") is None
 
@@ -278,10 +277,10 @@ def check_mistakes(folder):
     def check(change=lambda name, weight: weight, settings=args):
         def sync(policy, llm, args):
             weights = lora.merged_weights(policy.lm, remove_duplicate=False)
-            changed = ((name, change(name, processes.full_tensor(weight))) for name, weight in weights)
-            engine.load_weights(llm, ((name, weight) for name, weight in changed if weight is not None))
+            changed = ((name, change(name, distributed.full_tensor(weight))) for name, weight in weights)
+            sampler.load_weights(llm, ((name, weight) for name, weight in changed if weight is not None))
 
-        return said(lambda: same_model.check(policy, llm, sync, problem, settings))
+        return said(lambda: models.check_same(policy, llm, sync, problem, settings))
 
     assert check() == ("", False)
     assert torch.equal(state, torch.get_rng_state())
@@ -297,15 +296,15 @@ def check_mistakes(folder):
             grpo.sync_weights(policy, llm, args)  # as after loading
             error, ends = check(mistake)
             assert ends and re.fullmatch(says.format(folder), error), error
-    own = passes.logits
-    passes.logits = lambda lm, states: 1.1 * own(lm, states)
+    own = models.logits
+    models.logits = lambda lm, states: 1.1 * own(lm, states)
     error, ends = check()
     assert ends and re.fullmatch(says.format(folder), error), error
     error, ends = check(settings=dataclasses.replace(args, stop_at_gap=False))
     assert not ends and error.startswith("warning: ")
-    passes.logits = lambda lm, states: torch.nan * own(lm, states)
+    models.logits = lambda lm, states: torch.nan * own(lm, states)
     assert check()[1]
-    passes.logits = own
+    models.logits = own
     assert check() == ("", False)
 
 

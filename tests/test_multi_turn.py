@@ -14,7 +14,8 @@ from transformers import AutoTokenizer
 import grpo_multi_turn
 from rewards import calculator, facts, guess, maze, own, parts_of, scores_of, turn_rewards
 from runtime import tools
-from runtime.chats import encode, encode_reply
+from runtime.chats import encode
+from runtime.tools import encode_reply
 
 # Two of three of kk_tiny's turns get a reply, at most twice, so that conversations end after one, two or three turns.
 
@@ -158,7 +159,7 @@ def test_every_turn_of_every_row_has_a_seed_of_its_own(monkeypatch):
 
     tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
     llm = SimpleNamespace(generate=generate, get_tokenizer=lambda: tokenizer)
-    monkeypatch.setattr(grpo_multi_turn.engine, "empty_prefix_cache", lambda llm: None)
+    monkeypatch.setattr(grpo_multi_turn.sampler, "empty_prefix_cache", lambda llm: None)
     monkeypatch.setattr(grpo_multi_turn, "decode", lambda tokenizer, responses: ["8"] * len(responses))
     problems = [{"id": i, "answer": 9, "prompt_ids": [5 + i]} for i in range(2)]
     args = arguments(grpo_multi_turn, model=str(KK_TINY), max_turns=3)
@@ -190,7 +191,7 @@ def test_the_turns_of_a_conversation_by_value(monkeypatch):
         return "Why?" if len(turns) < 3 else None
 
     llm = SimpleNamespace(generate=generate, get_tokenizer=lambda: tokenizer)
-    monkeypatch.setattr(grpo_multi_turn.engine, "empty_prefix_cache", lambda llm: None)
+    monkeypatch.setattr(grpo_multi_turn.sampler, "empty_prefix_cache", lambda llm: None)
     monkeypatch.setattr(grpo_multi_turn, "decode", decode)
     options = {"max_turns": 5, "max_response_tokens": 100, "template_options": '{"mark": "go on"}'}
     args = arguments(grpo_multi_turn, model=str(KK_TINY), **options)

@@ -41,7 +41,7 @@ def test_the_teacher_comes_from_its_own_folder_and_is_not_trained(monkeypatch):
     monkeypatch.setattr(opd, "load_policy", load_policy)
     monkeypatch.setattr(opd, "load_sampler", lambda args: None)
     begun = (arguments(opd, model="student", teacher="a teacher"), None, None, None, [], [])
-    monkeypatch.setattr(opd.start, "begin", lambda *_: begun)
+    monkeypatch.setattr(opd.records, "begin", lambda *_: begun)
     with pytest.raises(InterruptedError):
         opd.main()
     assert loaded == [("student", True), ("a teacher", False)]

@@ -10,7 +10,7 @@ from helpers import REWARDS, ROWS, N, Recorder, adamw, arguments, batch_of, make
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import ppo
-from runtime import checkpoints, float16
+from runtime import checkpoints, models
 from tools.maintain import updates
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
@@ -263,7 +263,7 @@ def everything_trained(args, scales=(16, 16)):
         model = ppo.load_policy(args, trained=True, kind=kind)
         made.append((model, adamw(model)))
         if args.dtype == "float16":
-            float16.scaler(made[-1][1], args).load_state(torch.tensor([2.0**power, 3]))
+            models.scaler(made[-1][1], args).load_state(torch.tensor([2.0**power, 3]))
     return *made[0], made[1]
 
 
@@ -274,5 +274,5 @@ def test_a_checkpoint_has_the_scale_of_either_loss(tiny_model, tmp_path):
     checkpoints.save(policy, optimizer, AutoTokenizer.from_pretrained(tiny_model), 1, 8, args, critic)
     policy, optimizer, critic = everything_trained(args)
     assert checkpoints.load(policy, optimizer, args.run_dir, critic) == (1, 8)
-    found = [float16.scaler(one, args).state().tolist() for one in (optimizer, critic[1])]
+    found = [models.scaler(one, args).state().tolist() for one in (optimizer, critic[1])]
     assert found == [[2.0**40, 3], [2.0**6, 3]]

@@ -1,5 +1,6 @@
 """runtime/: what every trainer calls and no algorithm changes."""
 
+import ast
 import dataclasses
 import importlib
 import io
@@ -24,21 +25,19 @@ from grpo import Args
 from runtime import (
     checkpoints,
     checks,
-    clock,
     curves,
-    engine,
+    distributed,
+    files,
     flags,
-    header,
     machine,
-    measure,
     memory,
-    processes,
-    quiet,
+    metrics,
     records,
+    sampler,
     settings,
+    terminal,
 )
-from runtime.before_after import view
-from runtime.terminal import heading_line
+from runtime.terminal import before_after, heading_line
 
 LAYERS = [
     ("the task math", {"temperature": 1.0, "model": "Qwen/Qwen2.5-7B"}),
@@ -175,7 +174,7 @@ def test_the_header_names_the_command_line_only_for_flags_that_were_given(argv, 
     args.steps, args.run_dir = 3, "runs/mine"  # as choose_folder sets it
     sizes = dict.fromkeys(("parameters", "estimated_memory_gb", "memory_gb", "training_problems", "test_problems"), 1)
     monkeypatch.setattr(sys, "argv", ["grpo.py", *argv])
-    header.show(args, sizes, layers)
+    terminal.show_header(args, sizes, layers)
     lines = capsys.readouterr().out.splitlines()
     row = next(line for line in lines if "runs/mine" in line)
     assert row.endswith("command line") == bool(argv)
@@ -265,8 +264,8 @@ def test_settings_that_follow_from_the_gpus(task, n_gpus, capabilities, dtype, r
     """The driver tells, because torch is not imported yet; checks.check_gpus asks torch later."""
     has_driver(tmp_path, monkeypatch, capabilities)
     monkeypatch.setattr(flags, "ON_GPU", True)
-    monkeypatch.setattr("runtime.ranks.WORLD_SIZE", 8)  # of two machines
-    monkeypatch.setattr("runtime.ranks.LOCAL_WORLD_SIZE", n_gpus)
+    monkeypatch.setattr("runtime.machine.WORLD_SIZE", 8)  # of two machines
+    monkeypatch.setattr("runtime.machine.LOCAL_WORLD_SIZE", n_gpus)
     args, _ = defaults_of("grpo", "--task", task)
     assert (args.gradient_checkpointing, args.compile, args.dtype) == (recomputes, True, dtype)
     assert defaults_of("grpo", "--dtype", "float32")[0].dtype == "float32"
@@ -310,7 +309,7 @@ def test_a_build_for_gpus_of_others_is_refused_before_torch_is_imported(built_fo
     [("Tesla T4", (7, 5), "has no bfloat16: give --dtype float16"), ("NVIDIA A100-SXM4-80GB", (8, 0), "")],
 )
 def test_which_gpus_are_refused(name, capability, in_bfloat16, monkeypatch):
-    monkeypatch.setattr(processes, "ON_GPU", True)
+    monkeypatch.setattr(distributed, "ON_GPU", True)
     answers = {"is_available": True, "device_count": 1, "set_device": None, "get_device_name": name}
     for function, found in (answers | {"get_device_capability": capability}).items():
         monkeypatch.setattr(torch.cuda, function, lambda *_, found=found: found)
@@ -366,7 +365,7 @@ def test_recomputing_activations_brings_no_dropout(kind, tmp_path):
     policy = grpo.load_policy(args, trained=True)
     passes = []
     policy.lm.model.layers[0].self_attn.register_forward_hook(lambda *_: passes.append(1))
-    ids = torch.arange(24, device=processes.DEVICE).view(2, 12)
+    ids = torch.arange(24, device=distributed.DEVICE).view(2, 12)
     first, second = (policy(ids, ids % 12 > 3, 1.0)[0] for _ in range(2))
     assert torch.equal(first, second) and len(passes) == 2
     first.sum().backward()
@@ -391,14 +390,14 @@ def read_lines(path):
 
 def test_both_directions_of_change_are_counted():
     rows = [row(step, i, int(right)) for step, of in ((0, "011"), (5, "101")) for i, right in enumerate(of)]
-    assert view(rows)[0].startswith("1 of 3 kept test problems went from wrong to right, 1 from right to")
+    assert before_after(rows)[0].startswith("1 of 3 kept test problems went from wrong to right, 1 from right to")
 
 
 def test_records_of_a_run_and_of_its_resumption(tmp_path, capsys, monkeypatch):
     run_dir = tmp_path / "[/b]run"
     run_dir.mkdir(parents=True)
     args = Args(run_dir=str(run_dir), responses_per_prompt=3, steps=4)
-    monkeypatch.setattr("runtime.signals.catch", lambda: ["SIGTERM"])  # as if one had come
+    monkeypatch.setattr("runtime.records.catch_signals", lambda: ["SIGTERM"])  # as if one had come
     book = records.Records(args, SIZES)
     book.open(0)
     assert book.interrupted()
@@ -432,7 +431,7 @@ def test_records_of_a_run_and_of_its_resumption(tmp_path, capsys, monkeypatch):
         ("p0", 0, "a", 0), ("p0", 0, "b", 1), ("p1", 1, "d", 3), ("p1", 1, "e", 4),
     ]  # fmt: skip
 
-    monkeypatch.setattr("runtime.signals.catch", lambda: [])
+    monkeypatch.setattr("runtime.records.catch_signals", lambda: [])
     book = records.Records(args, SIZES)
     book.open(2)
     assert not book.interrupted()
@@ -455,7 +454,7 @@ def test_vllms_bar_has_room_on_a_narrow_terminal(columns, fits, monkeypatch):
     monkeypatch.setenv("COLUMNS", columns)
     monkeypatch.setattr("runtime.terminal.shows_bars", lambda: True)
     of_vllm = {"total": 4, "initial": 2, "desc": "Processed prompts", "postfix": "est. speed input: 1234.56 toks/s"}
-    with engine.bar_with("step 7: sampling")(file=io.StringIO(), ncols=int(columns), **of_vllm) as bar:
+    with sampler.bar_with("step 7: sampling")(file=io.StringIO(), ncols=int(columns), **of_vllm) as bar:
         text = str(bar)
     assert text.startswith("step 7: sampling:  50%|") and text.count("#") >= 10 and len(text) <= int(columns)
     assert ("toks/s" in text) != fits
@@ -558,14 +557,14 @@ def test_a_checkpoint_continues_to_the_last_bit(tmp_path):
     (tmp_path / "checkpoints" / "step_000009.tmp").mkdir(parents=True)  # a kill left it
     for step in (1, 2, 3):
         learn(policy, optimizer)
-        before = measure.some_weights(policy, "bfloat16")
+        before = metrics.some_weights(policy, "bfloat16")
         checkpoints.save(policy, optimizer, tokenizer, step, 10 * step, args)
-    found = checkpoints.complete(tmp_path)
+    found = files.complete_checkpoints(tmp_path)
     assert [path.name for path in found] == ["step_000002", "step_000003"]
     assert sorted((tmp_path / "checkpoints").iterdir()) == found
     checkpoints.check(tmp_path)
     learn(policy, optimizer)
-    assert 0.1 < (measure.some_weights(policy, "bfloat16") != before).float().mean() <= 1
+    assert 0.1 < (metrics.some_weights(policy, "bfloat16") != before).float().mean() <= 1
 
     torch.manual_seed(5)
     fresh, its_optimizer = policy_and_optimizer()
@@ -582,7 +581,7 @@ def test_a_checkpoint_continues_to_the_last_bit(tmp_path):
 def test_the_clock_adds_up(monkeypatch):
     peaks = iter([1.0, 3.0, 2.0])  # a look for each lap; one more would be an error
     monkeypatch.setattr(memory, "peak_gb", lambda: next(peaks))
-    watch = clock.Clock()
+    watch = metrics.Clock()
     for phase in ("sample", "score", "sample"):  # dapo.py samples again
         sum(range(1000))
         watch.lap(phase)
@@ -595,11 +594,11 @@ def test_the_clock_adds_up(monkeypatch):
 
 def test_the_share_of_weights_that_changed():
     policy = torch.nn.Linear(3, 2)
-    before = measure.some_weights(policy, "float32")
-    assert measure.share_changed(before, policy, "float32") == 0
+    before = metrics.some_weights(policy, "float32")
+    assert metrics.share_changed(before, policy, "float32") == 0
     with torch.no_grad():
         policy.weight[0, :2] += 1
-    assert measure.share_changed(before, policy, "float32") == 2 / 8
+    assert metrics.share_changed(before, policy, "float32") == 2 / 8
 
 
 def test_a_containers_limit_is_its_memory(tmp_path, monkeypatch):
@@ -618,13 +617,13 @@ def test_a_containers_limit_is_its_memory(tmp_path, monkeypatch):
 )  # fmt: skip
 def test_main_memory_that_is_too_small_for_gpus_is_refused(needed, teacher, args, monkeypatch):
     """Two processes with 3 GiB and 4 bytes a parameter each; with --lag 2 in bfloat16 three snapshots and vLLM's."""
-    monkeypatch.setattr(processes, "LOCAL_WORLD_SIZE", 2)
+    monkeypatch.setattr(distributed, "LOCAL_WORLD_SIZE", 2)
     monkeypatch.setattr(memory, "machine_bytes", lambda: needed * 2**30)
     memory.check_main(args, 2**30, teacher * 2**30)
     monkeypatch.setattr(memory, "machine_bytes", lambda: (needed - 1) * 2**30)
     with refused(rf"needs about {needed}\.0 GiB of main memory, and there are {needed - 1}\.0: "):
         memory.check_main(args, 2**30, teacher * 2**30)
-    monkeypatch.setattr(processes, "ON_GPU", True)
+    monkeypatch.setattr(distributed, "ON_GPU", True)
     monkeypatch.setattr(memory, "this_machine", lambda: memory.Machine(True, 2, 80.0))
     monkeypatch.setattr(memory, "machine_bytes", lambda: 6 * 2**30)
     with refused("of main memory"):  # as in a run, and with --dry_run
@@ -637,7 +636,7 @@ def test_metrics_of_responses_by_hand():
     scores = [{"reward": r, "correct": r > 0, "format": i > 1} for i, r in enumerate(rewards)]
     responses = [answer(n, finish_reason="length" if n == 4 else "stop") for n in lengths]
     problems = [{"category": "2"}] * 3 + [{"category": "3"}] * 3
-    found = measure.of_responses(responses, problems, scores, Args(responses_per_prompt=3))
+    found = metrics.of_responses(responses, problems, scores, Args(responses_per_prompt=3))
     assert found == pytest.approx({
         "reward": 1, "reward_std": 1, "accuracy": 4 / 6, "format_rate": 4 / 6, "accuracy_2": 1, "accuracy_3": 1 / 3,
         "zero_std_rate": 0.5, "response_tokens": 3, "truncated_rate": 2 / 6, "tokens": 18, "timed_out": 0,
@@ -647,18 +646,18 @@ def test_metrics_of_responses_by_hand():
 def test_metrics_of_tokens_by_hand():
     mask = torch.tensor([[False, True, True], [False, True, False]])
     batch = {"mask": mask, "entropy": torch.tensor([[9.0, 1, 2], [9, 6, 9]])}
-    assert measure.token_mean(batch["entropy"], mask) == 3
-    assert measure.token_mean(batch["entropy"], mask & False) is measure.token_mean(None, mask) is None
-    assert measure.token_rate(2, mask) == 2 / 3 and measure.token_rate(0, mask & False) == 0
+    assert metrics.token_mean(batch["entropy"], mask) == 3
+    assert metrics.token_mean(batch["entropy"], mask & False) is metrics.token_mean(None, mask) is None
+    assert metrics.token_rate(2, mask) == 2 / 3 and metrics.token_rate(0, mask & False) == 0
 
 
 def noisy(end="", **environment):
     """What comes out of a block in which Python and a C library print, and which ends so."""
     code = f"""
 import ctypes, os
-from runtime import quiet
+from runtime import distributed
 print("vLLM's level is", os.environ["VLLM_LOGGING_LEVEL"])
-with quiet.library_notices():
+with distributed.library_notices():
     ctypes.CDLL(None).puts(b"[Gloo] Rank 0 is connected")
     os.write(2, b"Warning: NUMA binding\\nRuntimeError of a library\\n")
     print("from Python")
@@ -672,7 +671,7 @@ print("after")
 
 def test_nothing_is_hidden_if_the_user_wants_vllms_log(monkeypatch, capfd):
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "info")
-    with quiet.library_notices():
+    with distributed.library_notices():
         os.write(2, b"NCCL INFO Bootstrap")
     assert capfd.readouterr().err == "NCCL INFO Bootstrap"
 
@@ -706,3 +705,14 @@ def test_the_folders_import_in_one_direction(files, may_not):
         assert not imported & may_not, path
         is_of_rewards = path.parent.name == "rewards"
         assert not (is_of_rewards and re.search(r"^(?:from|import) runtime", path.read_text(), re.MULTILINE)), path
+
+
+def test_no_script_imports_more_than_twelve_modules_of_runtime():
+    for path in ROOT.glob("*.py"):
+        modules = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module == "runtime":
+                modules.update(name.name for name in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module.startswith("runtime."):
+                modules.add(node.module.removeprefix("runtime."))
+        assert len(modules) <= 12, path

@@ -10,8 +10,9 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from rewards import TaskError, find_task, score, scores_of
-from runtime import measure, tools
-from runtime.chats import decode, encode, load_task
+from runtime import metrics, tools
+from runtime.chats import encode, load_task
+from runtime.sampler import decode
 
 
 @pytest.fixture(scope="module")
@@ -335,19 +336,19 @@ def test_pass_at_k_by_hand():
     right = [("a", 1), ("b", 2), ("a", 4)]
     problems = [{"category": category} for category, _ in right for _ in range(4)]
     scores = [{"correct": i < count} for _, count in right for i in range(4)]
-    found = measure.pass_at_each_k("eval/pass", problems, scores, 4)
+    found = metrics.pass_at_each_k("eval/pass", problems, scores, 4)
     assert found == {
         "eval/pass@1": pytest.approx(((1 / 4 + 1) / 2 + 2 / 4) / 2),
         "eval/pass@2": pytest.approx(((1 / 2 + 1) / 2 + 5 / 6) / 2),
         "eval/pass@4": 1,
     }
-    accuracy = measure.accuracy_by_category("eval/accuracy", problems, scores)
+    accuracy = metrics.accuracy_by_category("eval/accuracy", problems, scores)
     assert found["eval/pass@1"] == pytest.approx(sum(accuracy.values()) / 2)
-    assert measure.pass_at_each_k("eval/pass", problems[:3], scores[:3], 1) == {}
-    assert measure.numbers_of_draws(6) == [1, 2, 4, 6] and measure.numbers_of_draws(64)[-2:] == [32, 64]
+    assert metrics.pass_at_each_k("eval/pass", problems[:3], scores[:3], 1) == {}
+    assert metrics.numbers_of_draws(6) == [1, 2, 4, 6] and metrics.numbers_of_draws(64)[-2:] == [32, 64]
 
 
 def test_parts_of_a_reward_are_means_over_the_responses_that_have_them():
     scores = [{"parts": {"a": 1, "b": 2.0}}, {"parts": {"a": 2}}, {}, {"parts": {}}]
-    assert measure.parts_of_rewards(scores) == {"reward/a": 1.5, "reward/b": 2.0}
-    assert measure.parts_of_rewards([{"reward": 1}]) == {}
+    assert metrics.parts_of_rewards(scores) == {"reward/a": 1.5, "reward/b": 2.0}
+    assert metrics.parts_of_rewards([{"reward": 1}]) == {}

@@ -16,7 +16,7 @@ import torch
 from helpers import arguments
 
 import grpo_kl
-from runtime import passes
+from runtime import batches
 from tools.maintain import updates
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
@@ -295,7 +295,7 @@ def test_an_update_gives_each_token_its_weight(case, is_first, monkeypatch):
     monkeypatch.setattr(trainer, "update", lambda *given: metrics.append(update(*given)))
     for seed, tokens in enumerate((10**6, 100, 1, 100)):
         if seed == 3:
-            monkeypatch.setattr(passes, "all_reduce", lambda value, op=None: value + 3 * (op == MOST))
+            monkeypatch.setattr(batches, "all_reduce", lambda value, op=None: value + 3 * (op == MOST))
         rows = drawn_rows(seed, is_first or script != "acpo")  # with absurd ratios all of its ranges are the largest
         # With checkpointing no pass is for one group alone.
         common = {"prompts_per_step": len(rows), "responses_per_prompt": 1, "gradient_checkpointing": True}

@@ -13,16 +13,16 @@ from conftest import KK_TINY, python
 from fastapi.testclient import TestClient
 
 import grpo
-from runtime import records, watched_tokens
+from runtime import metrics, records
 from tools import report, runs, watch
 
 
 @pytest.mark.parametrize("text", ["Zoey says: “Ana is a knave 🙂🙂.” 数学\n" * 9, " x ↔ y é", ""])
 def test_the_pieces_of_a_text_are_the_whole(tokenizer, text):
     ids = tokenizer(text)["input_ids"]
-    pieces = watched_tokens.pieces_of(tokenizer, ids)
+    pieces = metrics.pieces_of(tokenizer, ids)
     assert len(pieces) == len(ids) and "".join(pieces) == text
-    cut = watched_tokens.pieces_of(tokenizer, ids[:-1])  # in the middle of a sign, too
+    cut = metrics.pieces_of(tokenizer, ids[:-1])  # in the middle of a sign, too
     assert "".join(cut) == tokenizer.decode(ids[:-1], clean_up_tokenization_spaces=False)
 
 
@@ -31,7 +31,7 @@ def test_the_best_and_the_worst_of_groups_with_an_advantage_are_kept():
     advantages = torch.tensor(of_rows)[:, None] * torch.tensor([0.0, 1.0, 1.0])
     for rows, group, expected in ((12, 3, [4, 5, 11, 10]), (6, 3, [4, 5, 0, 2]), (12, 1, [3, 4])):
         args = SimpleNamespace(responses_per_prompt=group)
-        assert watched_tokens.few({"advantages": advantages[:rows]}, args) == expected
+        assert metrics.few_rows({"advantages": advantages[:rows]}, args) == expected
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_the_tokens_of_a_run_have_their_probabilities_before_and_after_the_updat
     assert found["step"] == 3 and len(found["responses"]) == 4
     for response, row in zip(found["responses"], [0, 1, 2, 3]):
         mask = batch["mask"][row]
-        assert response["tokens"] == watched_tokens.pieces_of(tokenizer, batch["ids"][row][mask].tolist())
+        assert response["tokens"] == metrics.pieces_of(tokenizer, batch["ids"][row][mask].tolist())
         assert response["prompt"] == tokenizer.decode([5, 6, 7])
         for name in ("old_logp", "new_logp", "advantages"):
             assert response[name] == pytest.approx(batch[name][row][mask].tolist(), abs=1e-4), name

@@ -155,8 +155,8 @@ def merged_piece(key, base, one, other, names):
         return other
     if base is None and key.endswith(".check"):
         return one + other.partition(other_head(other))[2]
-    if key == "TASKS" and other.count("TASKS = papers.TASKS | ") == one.count("TASKS = papers.TASKS | ") == 1:
-        return one + other.lstrip().replace("TASKS = papers.TASKS |", "TASKS |=").replace("papers.TASKS", "TASKS")
+    if key == "TASKS" and other.count("TASKS = settings.TASKS | ") == one.count("TASKS = settings.TASKS | ") == 1:
+        return one + other.lstrip().replace("TASKS = settings.TASKS |", "TASKS |=").replace("settings.TASKS", "TASKS")
     if None in (base, one, other):
         raise Conflict(key, [(name, text or "(taken away)\n") for name, text in zip(names, (one, other))])
     codes, docstrings = zip(*map(split_docstring, (base, one, other)))

@@ -1,10 +1,10 @@
 """Compare scripts on models/kk_tiny: several entries × several seeds, one run after the other; a table and a plot.
 
-    python tools/compare.py                      every script, seeds 0, 1 and 2 (`control` has eight)
-    python tools/compare.py --suite stages       an ablation of the papers, see tools/comparisons.toml
-    python tools/compare.py --only grpo ar       run some of the entries; the table has all saved ones
-    python tools/compare.py --stale              list the saved results whose digits have moved since, or may have
-    python tools/compare.py --name mine --entries "eta 0.3: grpo_ar_lopti.py --eta 0.3" "eta 0.7: …"
+    python -m tools.compare                      every script, seeds 0, 1 and 2 (`control` has eight)
+    python -m tools.compare --suite stages       an ablation of the papers, see tools/comparisons.toml
+    python -m tools.compare --only grpo ar       run some of the entries; the table has all saved ones
+    python -m tools.compare --stale              list the saved results whose digits have moved since, or may have
+    python -m tools.compare --name mine --entries "eta 0.3: grpo_ar_lopti.py --eta 0.3" "eta 0.7: …"
 
 An entry (a configuration) is a name, a script and the script's flags, which override the same flags of all entries.
 Every finished run is a line of a JSONL file in benchmarks/kk_tiny/ (settings, metrics of every step, its code, commit,
@@ -31,7 +31,7 @@ import pandas
 import tyro
 from tqdm import tqdm
 
-from runtime import curves, files, flags
+from runtime import files, flags
 from tools import inference, kept, plot, texts
 
 ROOT = Path(__file__).parents[1]
@@ -123,7 +123,7 @@ def run(asked):
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
         if done.returncode:
             sys.exit(f"error: {command}\nended with {done.returncode}:\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
-        rows = curves.read_rows(Path(folder, "metrics.jsonl"))
+        rows = files.read_rows(Path(folder, "metrics.jsonl"))
         about |= json.loads(Path(folder, "run.json").read_text())
     return about | {"rows": [{key: value for key, value in row.items() if value is not None} for row in rows]}
 
@@ -230,7 +230,7 @@ def table(runs, commands, common):
         f"Before training it is {before:.3f}. "
         f'Difference: "NAME X" minus "NAME", others minus "{first}", with the same seed, which means the same problems '
         "in the same order. Reward, length: mean of the last 5 steps. †: the digits of its script have moved since; ‡: "
-        "it is not known whether they have. `python tools/compare.py --stale` says more."
+        "it is not known whether they have. `python -m tools.compare --stale` says more."
     )
     return "\n\n".join([texts.table(columns, zip(*columns.values())), text, made_by(runs)]) + "\n"
 

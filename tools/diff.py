@@ -1,7 +1,7 @@
 """Show the differences between two trainers: they are the algorithm.
 
-    python tools/diff.py grpo dapo        any two scripts, by name or path
-    python tools/diff.py grpo_ar_lopti    a script and the one it grew from (tools/family.py)
+    python -m tools.diff grpo dapo        any two scripts, by name or path
+    python -m tools.diff grpo_ar_lopti    a script and the one it grew from (tools/family.py)
 
 git computes the difference, without the module docstrings; in a terminal in colour, with a pager (q ends it). The name
 of a function is above the differences in it. The site (make site) shows both scripts side by side in a browser, with

@@ -26,7 +26,7 @@ import runtime  # noqa: F401  # first: it says in one line which packages are mi
 import psutil
 import tyro
 
-from runtime import curves, machine
+from runtime import files, machine
 from tools import prerequisites
 
 ROOT = Path(__file__).parents[1]
@@ -146,7 +146,7 @@ def run_grpo(title, run_dir, *flags):
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         return last_line(done.stdout), []
-    return "", [row for row in curves.read_rows(run_dir / "metrics.jsonl") if row["step"] > 0]
+    return "", [row for row in files.read_rows(run_dir / "metrics.jsonl") if row["step"] > 0]
 
 
 def check_rows(rows, usual):

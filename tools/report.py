@@ -20,7 +20,7 @@ import tyro
 from scipy import stats
 
 from rewards import OPTIONS
-from runtime import before_after, curves, flags
+from runtime import curves, files, flags, terminal
 from tools import inference, runs
 
 # {metric: (its name, whether more is better, steps to average)}: the first that all runs have is compared.
@@ -138,7 +138,7 @@ def interval(a, b, n_a, n_b):
 
 def tests(folder):
     """Return {"learned": [(row before, row after), …], "lost": …, "wrong": …, "right": …} of the kept test problems."""
-    before, after, _ = before_after.pairs(curves.read_rows(folder / "test_samples.jsonl"))
+    before, after, _ = terminal.pairs_of_rows(files.read_rows(folder / "test_samples.jsonl"))
     kinds = {(False, True): "learned", (True, False): "lost", (False, False): "wrong", (True, True): "right"}
     found = {kind: [] for kind in kinds.values()} if before else {}
     for i, row in before.items():

@@ -13,7 +13,7 @@ from statistics import fmean, median
 import jinja2
 from markupsafe import Markup
 
-from runtime import before_after, curves, files, folders
+from runtime import curves, files, terminal
 from tools import plot
 
 PANELS = list(dict.fromkeys([*curves.PANELS, *plot.PANELS]))
@@ -81,12 +81,12 @@ def first_and_last(texts):
 
 def read(path):
     """Return the Run in a folder, or the one that a checkpoint belongs to. ValueError if there is none."""
-    folder = folders.run_of(path)
+    folder = files.run_of(path)
     if not (folder / "metrics.jsonl").is_file():
         inside = sorted(str(place.parent) for place in folder.glob("*/metrics.jsonl"))
         hint = f"; name a run in it: {', '.join(inside[:5])}" if inside else ""
         raise ValueError(f"{path} is not the folder of a run, which has a file metrics.jsonl{hint}")
-    rows = curves.read_rows(folder / "metrics.jsonl")
+    rows = files.read_rows(folder / "metrics.jsonl")
     if not all(isinstance(row, dict) and "step" in row for row in rows):
         raise ValueError(f"{folder / 'metrics.jsonl'} is damaged: a line is not an object with a step")
     return Run(folder, read_object(folder / "args.json"), read_object(folder / "run.json"), rows)
@@ -167,7 +167,7 @@ def span(piece, is_own, old, new, advantage, full):
 def samples(folder):
     """Return {step: [problems with their responses]} of samples.jsonl, for parts.html."""
     found = {}
-    rows = curves.read_rows(folder / "samples.jsonl")
+    rows = files.read_rows(folder / "samples.jsonl")
     for (step, prompt, answer), same in itertools.groupby(rows, lambda row: (row["step"], row["prompt"], as_text(row))):
         problem = {"prompt": cut(prompt), "answer": answer, "rows": [for_page(row) for row in same]}
         found.setdefault(step, []).append(problem)
@@ -183,7 +183,7 @@ def for_page(row):
     """Return a row of samples.jsonl or test_samples.jsonl as parts.html shows it."""
     known = ("step", "id", "answer", "prompt", "response", "turns", "replies", "reward", "correct")
     told = [f"{name}: {json.dumps(value)}" for name, value in row.items() if name not in known]
-    text = cut(before_after.conversation(row)).strip("\n") or "(an empty response)"
+    text = cut(terminal.text_of_row(row)).strip("\n") or "(an empty response)"
     return {
         "correct": row["correct"],
         "reward": f"{row['reward']:g}".replace("-", "−"),

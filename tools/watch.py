@@ -1,7 +1,7 @@
 """Follow runs in a browser: an index, growing curves, samples, and the effect of the newest update on each token.
 
     make watch                            the runs in runs/
-    python tools/watch.py RUN FOLDER …    these runs, and the runs in these folders
+    python -m tools.watch RUN FOLDER …    these runs, and the runs in these folders
 
 It reads the files that runs write (docs/metrics.md) and serves one page on this machine, http://127.0.0.1:6007. The
 page asks for news every two seconds. It shows at most eight runs, the last to change. To follow a run on another

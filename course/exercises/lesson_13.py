@@ -41,6 +41,6 @@ def decoupled_loss(logp, old_logp, sampler_logp, advantages, mask, low, high, ca
 
 # 13.4 (open)  Build asynchronous GSPO with AR and Lopti:
 #     python -m tools.combine grpo_async gspo grpo_ar_lopti --out mine.py
-# Read `python tools/diff.py grpo_async mine.py`. Which two parts shrink the same tokens? Over which
+# Read `python -m tools.diff grpo_async mine.py`. Which two parts shrink the same tokens? Over which
 # tokens is GSPO's ratio s now? Which flags turn each part off? Then name dapo in place of gspo: the
 # conflict is in main. What does dapo.py know there that an asynchronous sampler can't wait for?

@@ -12,7 +12,7 @@ def sampler_gap(sampler_logp, trainer_logp, mask):
     sampler_logp, trainer_logp: [N, T], log-probabilities of the same tokens. mask [N, T], of bool:
     True on response tokens. What the others hold elsewhere must not matter.
 
-        1/Σ_i|o_i| · Σ_i Σ_t |log π_sampler − log π_trainer|        (of_tokens, runtime/measure.py)
+        1/Σ_i|o_i| · Σ_i Σ_t |log π_sampler − log π_trainer|        (of_tokens, runtime/metrics.py)
 
     Pay attention to the absolute value, and to the divisor: all response tokens together.
     """
@@ -34,4 +34,4 @@ def truncated_weights(trainer_logp, sampler_logp, cap):
 
 # 3.3 (open)  Run grpo.py with and without a sync of the weights, or let sampler and trainer have
 # different temperatures. What does sampler_gap show in each case, and at which step? (On a GPU take
-# out engine.sleep, too; --no_stop_at_gap lets the run go on.)
+# out sampler.sleep, too; --no_stop_at_gap lets the run go on.)

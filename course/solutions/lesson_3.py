@@ -16,7 +16,7 @@ def truncated_weights(trainer_logp, sampler_logp, cap):
 # 3.3  What does the gap show if weights are not synced, or if the temperatures differ?
 #
 # `python grpo.py --model models/kk_tiny --steps 3 --no_stop_at_gap`, then again with two lines of
-# main taken out: `sync_weights(policy, llm, args)` at the end of a step, and `engine.sleep(llm)`,
+# main taken out: `sync_weights(policy, llm, args)` at the end of a step, and `sampler.sleep(llm)`,
 # from which only the sync wakes the sampler. sampler_gap is in the run's metrics.jsonl. Here the
 # same is done without vLLM: 16 responses of kk_tiny to 2 puzzles, sampled at temperature 1. What
 # stands for the sampler computes in bfloat16, the trainer in float32.

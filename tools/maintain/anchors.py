@@ -16,7 +16,7 @@ NAMED = re.compile(r"\[(\w+\.py),\s+([^\[\]]+)\]\(([^()\s#]+\.py)\)")
 SYMBOLS = re.compile(r"^## Where each symbol is computed\n(.*?)^## ", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"(?<=\| )`([^`\n]+)` \|$", re.MULTILINE)  # a row's last cell
 ARXIV = re.compile(r"(?<!\[)arXiv\s+(\d{4}\.\d{5})")
-DIFF = re.compile(r"`python tools/diff\.py (?:(\w+) )?(\w+)`")
+DIFF = re.compile(r"`python -m tools\.diff (?:(\w+) )?(\w+)`")
 
 
 def definition(text, name):

@@ -289,7 +289,7 @@ def commands_of(claim):
     found = []
     for name in names_of(claim):
         of = MADE[name.removeprefix("-")]
-        usual = f"tools/compare.py --suite {of['suite']}" if "suite" in of else f"-m lab.{of['file']}"
+        usual = f"-m tools.compare --suite {of['suite']}" if "suite" in of else f"-m lab.{of['file']}"
         found.append(f"`{of.get('command', f'python {usual}')}`")
     return list(dict.fromkeys(found))
 

@@ -1,8 +1,8 @@
 """Tell whether the numbers that the trainers compute have changed: two steps of every script, to the last digit.
 
-    python tools/maintain/fingerprint.py                    compares with the commit since which digits count (see base)
-    python tools/maintain/fingerprint.py --against REV      compares with another revision
-    python tools/maintain/fingerprint.py --only grpo ppo    only some of the entries
+    python -m tools.maintain.fingerprint                    compares with the commit since which digits count (see base)
+    python -m tools.maintain.fingerprint --against REV      compares with another revision
+    python -m tools.maintain.fingerprint --only grpo ppo    only some of the entries
 
 The files of the other revision come from git archive, and both run here, with the same libraries and flags. It
 compares the metrics of both steps and the SHA-256 of the weights. If some differ, it prints each entry's first

@@ -22,7 +22,7 @@ COUNTS = (1, 4, 8)  # GPUs of one machine
 # Error correction takes up to 6 % on cards such as L4 and A10. Pieces that the allocator can't use take some too.
 CONTEXT = 1.0  # GiB
 RESERVE = 0.08  # fraction of the card
-HEAD_CHUNK = 4096  # passes.HEAD_CHUNK on a GPU
+HEAD_CHUNK = 4096  # models.HEAD_CHUNK on a GPU
 LORA = {"lora_rank": 16, "lr": 1e-5}  # ten times the paper's learning rate
 
 # From the models' published configurations: width, inner width, layers, heads, key-value heads, vocabulary, longest.

@@ -1,7 +1,7 @@
 """Make small mistakes in trainers, rewards/ and runtime/, one at a time, and check that the tests notice them.
 
-    python tools/maintain/mutations.py                 all of tests/mutations.toml, a row each
-    python tools/maintain/mutations.py --only GAE      mistakes with this word in their name, file or test
+    python -m tools.maintain.mutations                 all of tests/mutations.toml, a row each
+    python -m tools.maintain.mutations --only GAE      mistakes with this word in their name, file or test
 
 Each mistake is made in a copy of the working tree, and its test runs there. A test that stays green is no guard: the
 mistake survives, and the exit code is 1. A skipped test stays green. Without a mistake all tests must be green, or none

@@ -22,7 +22,7 @@ from statistics import fmean, median_high, stdev
 import tyro
 from rich.console import Console
 
-from runtime import before_after, flags
+from runtime import flags, terminal
 from tools import combine, family, kept, texts
 from tools.maintain import claims, example, notebook, updates
 
@@ -304,7 +304,7 @@ def two_responses(name):
     kept = json.loads((ROOT / "docs" / f"{name}.json").read_text(encoding="utf-8"))
     console = Console(width=88, color_system=None)
     with console.capture() as shown:
-        console.print(before_after.side_by_side(kept["before"], kept["after"]))
+        console.print(terminal.side_by_side(kept["before"], kept["after"]))
     lines = "\n".join(line.rstrip() for line in shown.get().strip("\n").splitlines())
     count = f"{kept['learned']} of the {kept['kept_problems']} saved responses go"
     accuracy = [row["eval/accuracy"] for row in kept["rows"] if "eval/accuracy" in row]

@@ -24,7 +24,7 @@ from matplotlib import pyplot
 from matplotlib.lines import Line2D
 
 from rewards import guess
-from runtime import before_after, curves, files
+from runtime import files, terminal
 from tools import family, kept
 from tools.maintain import example, updates
 
@@ -356,12 +356,12 @@ def draw(name):
 
 def keep(run, name):
     """Write docs/NAME.json: what the pages show of a run. run: its folder."""
-    before, after, learned = before_after.pairs(curves.read_rows(run / "test_samples.jsonl"))
+    before, after, learned = terminal.pairs_of_rows(files.read_rows(run / "test_samples.jsonl"))
     chosen = min(learned, key=lambda number: len(after[number]["response"]))  # the shortest one fits beside the other
     about = files.read_object(run / "run.json")
     kept = {key: about[key] for key in ("script", "commit", "machine", "versions", "date")}
     kept["settings"] = files.read_object(run / "args.json") | {"run_dir": "", "resume": ""}
-    kept["rows"] = [row for row in curves.read_rows(run / "metrics.jsonl") if "eval/accuracy" in row]
+    kept["rows"] = [row for row in files.read_rows(run / "metrics.jsonl") if "eval/accuracy" in row]
     kept |= {"before": before[chosen], "after": after[chosen], "learned": len(learned), "kept_problems": len(before)}
     files.write(DOCS / f"{name}.json", json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
 

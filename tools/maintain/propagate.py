@@ -1,8 +1,8 @@
 """Carry a change of a script into all scripts derived from it, by three-way merges.
 
-    python tools/maintain/propagate.py                   the uncommitted change of grpo.py, or the last commit
-    python tools/maintain/propagate.py --script dapo     starts from dapo.py
-    python tools/maintain/propagate.py --base main~5     all changes of grpo.py since that revision
+    python -m tools.maintain.propagate                   the uncommitted change of grpo.py, or the last commit
+    python -m tools.maintain.propagate --script dapo     starts from dapo.py
+    python -m tools.maintain.propagate --base main~5     all changes of grpo.py since that revision
 
 Parents come before their children. A script that already has the change stays as it is, so a second run does nothing.
 If a script's own lines conflict with the change, the script and all scripts derived from it are left untouched. The

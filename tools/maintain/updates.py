@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from rewards import with_part
-from runtime.processes import DEVICE
+from runtime.distributed import DEVICE
 from tools import family
 
 ALGORITHMS = [  # all RL scripts, which are all but sft.py, in reading order

@@ -10,7 +10,10 @@ import sys
 import types
 
 import torch
-from torch import set_num_threads  # vLLM replaces torch's function by one that does nothing
+from torch import (
+    nn,
+    set_num_threads,  # vLLM replaces torch's function by one that does nothing
+)
 from tqdm import tqdm
 from transformers import (
     AutoConfig,
@@ -21,8 +24,8 @@ from transformers import (
 )
 from transformers.utils import is_torchvision_available
 
-from runtime import chats, families, lora, processes, terminal, threads
-from runtime.processes import ON_GPU, WORLD_SIZE
+from runtime import chats, distributed, lora, machine, models, terminal
+from runtime.distributed import ON_GPU, WORLD_SIZE
 
 # At the program's start; common_options changes both for a small model.
 NUM_THREADS = torch.get_num_threads()
@@ -64,9 +67,9 @@ def common_options(model, context, kv_cache_gb):
     """
     # Run vLLM in this process, so that weights can be copied to it.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    cores = ",".join(map(str, processes.own_cores()))
-    if not ON_GPU and threads.is_small(model):
-        set_num_threads(threads.OF_SMALL_SAMPLER)
+    cores = ",".join(map(str, distributed.own_cores()))
+    if not ON_GPU and machine.is_small_model(model):
+        set_num_threads(machine.THREADS_OF_SMALL_SAMPLER)
         cores = "nobind"  # given cores, vLLM would set the number of threads
     elif not ON_GPU and torch.get_num_threads() < NUM_THREADS:  # evaluate.py had a small one before
         set_num_threads(NUM_THREADS)
@@ -77,8 +80,8 @@ def common_options(model, context, kv_cache_gb):
     # Without it, Triton's float32 products, as in vLLM's attention, are rounded to TF32.
     os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
     config = AutoConfig.from_pretrained(model, trust_remote_code=False)
-    with_images = families.reads_images(config)
-    config = families.language_config(config)
+    with_images = models.reads_images(config)
+    config = models.language_config(config)
     give_own_class(type(config))
     chosen = {
         "max_model_len": context,
@@ -99,7 +102,7 @@ def common_options(model, context, kv_cache_gb):
         chosen["enable_chunked_prefill"] = False  # seeded requests fail with it on a CPU
         chosen["max_num_batched_tokens"] = context
         # kk_tiny keeps vLLM's sizes, because the digits of its saved runs depend on them.
-        if not threads.is_small(model) and not families.is_recurrent(config):
+        if not machine.is_small_model(model) and not models.is_recurrent(config):
             chosen["block_size"] = BLOCK
             chosen["max_num_batched_tokens"] = max(context, BATCH)
     if with_images:  # the language model alone; load_weights has to give it its weights
@@ -107,7 +110,7 @@ def common_options(model, context, kv_cache_gb):
         chosen["load_format"] = "dummy"  # vLLM would look for weights by the language model's names
     if not ON_GPU and config.model_type.startswith("qwen3_5"):
         import_without_torchvision(config.architectures)
-    if families.is_recurrent(config):
+    if models.is_recurrent(config):
         chosen["enable_prefix_caching"] = False  # it would have to keep states in the middle
     return chosen
 
@@ -122,12 +125,12 @@ def attention(dtype):
 
 def without_images(text_config, config):
     """Return the language model's configuration in place of one with images. vLLM calls it."""
-    return text_config if families.reads_images(config) else config
+    return text_config if models.reads_images(config) else config
 
 
 def load_language_model(llm, model, dtype):
     """Load the weights of a folder with images (common_options); without images, vLLM has them."""
-    options = families.text_only(model)
+    options = models.text_only(model)
     if "config" in options:
         lm = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, **options)
         load_weights(llm, lora.all_tensors(lm, remove_duplicate=False))
@@ -232,8 +235,8 @@ def sleep(llm):
     if ON_GPU:
         # Drop the weights, because load_weights replaces all of them. vLLM keeps the buffers.
         llm.sleep(level=2)
-    elif threads.is_small(llm.model_config.model):
-        set_num_threads(len(processes.own_cores()))
+    elif machine.is_small_model(llm.model_config.model):
+        set_num_threads(len(distributed.own_cores()))
 
 
 def load_weights(llm, named_weights):
@@ -248,8 +251,8 @@ def load_weights(llm, named_weights):
     llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named_weights})
     if ON_GPU:
         llm.wake_up(tags=["kv_cache"])
-    elif threads.is_small(llm.model_config.model):
-        set_num_threads(threads.OF_SMALL_SAMPLER)
+    elif machine.is_small_model(llm.model_config.model):
+        set_num_threads(machine.THREADS_OF_SMALL_SAMPLER)
 
 
 def forget_experts(model):
@@ -257,3 +260,61 @@ def forget_experts(model):
     for module in model.modules():
         if hasattr(getattr(module, "quant_method", None), "moe_kernel"):
             module.quant_method.moe_kernel = None
+
+
+# -------------------------------------------------------------------------------- weights of 8 bits
+
+FP8 = torch.float8_e4m3fn  # 4 bits of exponent, 3 of mantissa
+LARGEST = {"int8": 127.0, "fp8": torch.finfo(FP8).max}  # 448
+
+
+def rounded(lm, name, weight, args):
+    """Return a weight as the sampler gets it: rounded if it belongs to a linear layer or an expert.
+
+    weight: whole, [out, in] or [experts, out, in]; it is not changed. Embedding, head and norms
+    stay as they are, as in vLLM's own 8-bit modes. Without --sampler_dtype, all weights do.
+    """
+    if not args.sampler_dtype or not is_rounded(lm, name, weight):
+        return weight
+    return to_8_bits(weight.float(), args.sampler_dtype).to(weight.dtype)
+
+
+def is_rounded(lm, name, weight):
+    """Tell whether a tensor is the weight of a linear layer except the head, or of experts."""
+    owner, _, kind = name.rpartition(".")
+    if weight.dim() == 3 and owner.endswith("experts"):  # all experts of a layer in one tensor
+        return True
+    layer = lm.get_submodule(owner)
+    layer = getattr(layer, "base_layer", layer)  # inside LoRA's
+    return kind == "weight" and isinstance(layer, nn.Linear) and layer is not lm.lm_head
+
+
+def to_8_bits(weight, kind):
+    """Round to int8 or fp8 and back: one scale per output channel, so that its largest number fits.
+
+    weight [..., out, in] in float32.
+    """
+    largest = weight.abs().amax(-1, keepdim=True)  # [..., out, 1]
+    scale = (largest / LARGEST[kind]).clamp(min=1e-12)  # rows of zeros stay zero
+    steps = weight / scale
+    steps = steps.round() if kind == "int8" else steps.to(FP8).to(steps.dtype)
+    return steps * scale
+
+
+# -------------------------------------------------------------------------------------------- texts
+
+
+def decode(tokenizer, responses):
+    """Return the texts of vLLM's responses, a list, without control tokens and end tokens.
+
+    Tags stay, even if they are special tokens, as </think> is in some tokenizers.
+    """
+    control = chats.control_tokens(tokenizer)
+    kept = []
+    for response in responses:
+        ended = response.finish_reason == "stop"  # otherwise it was truncated, and all of it counts
+        ids = response.token_ids[:-1] if ended else response.token_ids
+        kept.append([token for token in ids if token not in control])
+    return tokenizer.batch_decode(
+        kept, skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )

@@ -1,15 +1,19 @@
-"""Compute a step's metrics over the responses and tokens of all processes."""
+"""Compute a step's metrics over the responses and tokens of all processes, and its seconds."""
 
 import math
+import time
 from collections import Counter
 from statistics import fmean
 
 import torch
+import torch.distributed as dist
+from tokenizers.decoders import DecodeStream
 from torch.distributed.tensor import DTensor
 
 from rewards import total
-from runtime import lora
-from runtime.processes import all_reduce, gather
+from runtime import lora, memory
+from runtime.batches import micro_batches
+from runtime.distributed import all_reduce, gather
 
 
 def of_responses(responses, problems, scores, args):
@@ -161,7 +165,7 @@ def mean_of_all(values):
 def of_updates(grad_norms, args):
     """Return mean grad_norm, optimizer_steps and, with --dtype float16, overflows of a step.
 
-    grad_norms: one per update. An update whose norm is not finite was skipped (float16.py).
+    grad_norms: one per update. An update whose norm is not finite was skipped (models.py).
     """
     num_made = sum(map(math.isfinite, grad_norms))
     metrics = {"grad_norm": mean(grad_norms), "optimizer_steps": num_made}
@@ -199,51 +203,6 @@ def kl_share(scores, returns, mask):
     return penalty / total
 
 
-def of_bins(updates):
-    """Return a step's largest σ and clip range, and their means over tokens, per bin and over all.
-
-    updates: per update of the step the bins' numbers, from clip_ranges of acpo.py. A mean weights
-    an update by its tokens in the bin. If a bin was empty in every update, all updates count
-    equally.
-    """
-    metrics = {}
-    for i, of_bin in enumerate(zip(*updates), 1):  # one bin, in each update
-        metrics[f"bin_tokens_{i}"] = sum(numbers["tokens"] for numbers in of_bin)
-        metrics |= largest_and_mean("sigma", of_bin, f"_{i}")
-        metrics |= largest_and_mean("clip_range", of_bin, f"_{i}")
-    everything = [numbers for of_bins in updates for numbers in of_bins]
-    return metrics | largest_and_mean("clip_range", everything)  # an empty bin's is the smallest
-
-
-def largest_and_mean(name, bins, ending=""):
-    """Return a number's largest value in the bins, and its mean over their tokens, as metrics."""
-    values = [numbers[name] for numbers in bins]
-    tokens = [numbers["tokens"] for numbers in bins]
-    mean = fmean(values, tokens if sum(tokens) else None)
-    return {f"{name}_max{ending}": max(values), f"{name}_mean{ending}": mean}
-
-
-def explained_variance(batch):
-    """Return the fraction of the returns' variance that the values explain (ppo.py).
-
-    1 − variance of (return − value) / variance of the returns, over the response tokens; None if
-    all returns are equal. batch: returns, values and mask, [N, T].
-    """
-    returns = batch["returns"][batch["mask"]].double()  # [num_tokens]
-    errors = returns - batch["values"][batch["mask"]]  # [num_tokens]
-    variance = token_variance(returns)
-    if variance <= 1e-8:  # they differ only by rounding
-        return None
-    return 1 - token_variance(errors) / variance
-
-
-def token_variance(values):
-    """Return the variance (ddof 0) of the processes' values [n], concatenated."""
-    count = all_reduce(len(values))
-    mean = all_reduce(values.sum()) / count
-    return all_reduce((values - mean).square().sum()) / count
-
-
 # ------------------------------------------------------------------------------------------ weights
 
 
@@ -272,3 +231,116 @@ def share_changed(before, policy, dtype):
     """
     num_changed = (some_weights(policy, dtype) != before).sum()
     return all_reduce(num_changed) / all_reduce(len(before))
+
+
+# -------------------------------------------------------------------------------- tokens to look at
+
+KEPT_GROUPS = 2  # two responses are saved per group
+
+
+def few_rows(batch, args):
+    """Return the rows of two responses to each of two problems, a list: a group's best and worst.
+
+    Best and worst by the sum of their advantages. Groups with an advantage come first, because the
+    others teach nothing.
+    """
+    size = args.responses_per_prompt
+    of_rows = batch["advantages"].sum(1)  # [N]
+    has_advantage = (batch["advantages"] != 0).any(1).view(-1, size).any(1)  # [groups]
+    groups = has_advantage.int().argsort(descending=True, stable=True)[:KEPT_GROUPS]
+    rows = []
+    for group in groups.tolist():
+        order = of_rows[group * size : (group + 1) * size].argsort(descending=True, stable=True)
+        rows += [group * size + int(i) for i in order[[0, -1][:size]]]
+    return rows
+
+
+@torch.no_grad()
+def new_log_probs(policy, batch, args):
+    """Return log-probabilities of a batch's response tokens under the current policy, [N, T]."""
+    all_logp = torch.zeros(batch["ids"].shape)
+    for rows, micro in micro_batches(batch, args, "what the update did"):
+        logp, _ = policy(micro["ids"], micro["mask"], args.temperature)
+        all_logp[rows, : logp.shape[1]] += logp.cpu()
+    return all_logp
+
+
+def pieces_of(tokenizer, ids):
+    """Return the text that each token adds, a list of strings; together they are the whole text.
+
+    If a character spans several tokens, the last token adds it and the others add nothing.
+    """
+    stream = DecodeStream(skip_special_tokens=False)
+    pieces = [stream.step(tokenizer.backend_tokenizer, token) or "" for token in ids]
+    if pieces:  # the last character may be incomplete
+        pieces[-1] += text_of(tokenizer, ids)[len("".join(pieces)) :]
+    return pieces
+
+
+def text_of(tokenizer, ids):
+    return tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+
+
+def watched_tokens(batch, tokenizer):
+    """Return a dictionary per row of a batch: its prompt, and values of each token after it.
+
+    batch: ids, mask, old_logp, new_logp and advantages, [N, T]. A conversation's replies are among
+    the tokens; is_own is False there, and the other values are 0.
+    """
+    found = []
+    for i, mask in enumerate(batch["mask"]):
+        if not mask.any():
+            continue
+        places = mask.nonzero()[:, 0]
+        begin, end = int(places[0]), int(places[-1]) + 1
+        response = {
+            "prompt": text_of(tokenizer, batch["ids"][i][:begin].tolist()),
+            "tokens": pieces_of(tokenizer, batch["ids"][i][begin:end].tolist()),
+            "is_own": mask[begin:end].tolist(),
+        }
+        for name in ("old_logp", "new_logp", "advantages"):
+            values = (batch[name][i] * mask)[begin:end]
+            response[name] = [round(value, 5) for value in values.tolist()]
+        found.append(response)
+    return found
+
+
+# -------------------------------------------------------------------------------------------- clock
+
+
+class Clock:
+    """Times one step. Each lap is a phase: sampling, scoring, log-probabilities, updating."""
+
+    def __init__(self):
+        self.seconds = {}  # by phase
+        self.peak_gb = 0.0
+        self.started = time.perf_counter()
+        self.last = self.started
+
+    def lap(self, phase, records_memory=True):
+        """Add the seconds since the last lap to time/PHASE, and record the memory in use now.
+
+        A GPU keeps working after Python has moved on, so the lap waits for the GPU to finish.
+        """
+        if records_memory:
+            self.peak_gb = max(self.peak_gb, memory.peak_gb())
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        key = f"time/{phase}"
+        self.seconds[key] = self.seconds.get(key, 0) + now - self.last
+        self.last = now
+
+    def end(self, phase=""):
+        """End the step. Return the seconds, and the peak of the memory recorded at the laps.
+
+        phase: the last one, in which the sampler wakes up and takes its own memory; "" if all
+        phases had their laps.
+        """
+        if phase:
+            self.lap(phase, records_memory=False)
+        return {
+            **self.seconds,
+            "time/step": self.last - self.started,
+            "peak_memory_gb": all_reduce(self.peak_gb, dist.ReduceOp.MAX),
+        }

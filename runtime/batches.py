@@ -1,21 +1,23 @@
-"""Plan forward passes: which rows of a batch share one, and which tokens are computed once.
+"""Plan a step: its problems, the rows of each forward pass, and the work of each process.
 
 This affects speed and memory; results change at most by rounding. The terms, from large to small:
 
 batch         the responses of one step
 mini-batch    the responses of one optimizer update
 micro-batch   the responses of one forward pass; their gradients are added up
+
+A group is the G responses to one prompt. Which groups an update uses does not depend on the number
+of processes.
 """
+
+import random
 
 import torch
 import torch.distributed as dist
-from torch.utils.checkpoint import checkpoint
+from torch.nn.utils.rnn import pad_sequence
 
-from runtime.processes import DEVICE, ON_GPU, WORLD_SIZE, all_reduce
+from runtime.distributed import DEVICE, ON_GPU, RANK, WORLD_SIZE, all_reduce, gather
 from runtime.terminal import progress
-
-# Number of tokens whose logits exist at once: [HEAD_CHUNK, vocabulary] in float32.
-HEAD_CHUNK = 4096 if ON_GPU else 1024
 
 # Fixed cost of a forward pass, in tokens computed in the same time: 60 to 220, measured with
 # kk_tiny and SmolLM2-135M on one core.
@@ -25,7 +27,7 @@ PASS_COST = 150
 
 
 def swaps_rows(args):
-    """Return whether processes swap rows before an update (dealing.balance)."""
+    """Return whether processes swap rows before an update (batches.balance)."""
     return WORLD_SIZE > 1 and not prompts_can_be_shared(args)
 
 
@@ -145,33 +147,6 @@ def plan_passes_sharing_prompts(rows, ids, mask, lengths, args):
     return passes, cost
 
 
-def embed(lm, ids):
-    """Return the inputs of lm.model for tokens ids [N, T]: float32 embeddings [N, T, D]."""
-    embedded = {"inputs_embeds": lm.get_input_embeddings()(ids).float()}
-    if getattr(lm.config, "hidden_size_per_layer_input", 0):  # each layer of Gemma 4 has its own
-        embedded["per_layer_inputs"] = lm.model.get_per_layer_inputs(ids, None)
-    return embedded
-
-
-def with_shared_prompt(model, embedded, length):
-    """Compute the last layer's output for every token, [N, T, D], and the prompt only once.
-
-    model: a transformer without its head; embedded: from embed, of tokens of which all rows share
-    the first `length`. These go through the model for the first row alone, and their keys and
-    values are repeated for the N rows. Gradients flow back through the repeated keys and values
-    into the single prompt.
-    """
-    num_rows = len(embedded["inputs_embeds"])
-    shared = {name: values[:1, :length] for name, values in embedded.items()}
-    prompt = model(**shared, use_cache=True)
-    cache = prompt.past_key_values
-    cache.batch_repeat_interleave(num_rows)
-    rest = {name: values[:, length:] for name, values in embedded.items()}
-    rest = model(**rest, past_key_values=cache)
-    of_prompt = prompt.last_hidden_state.expand(num_rows, -1, -1)
-    return torch.cat([of_prompt, rest.last_hidden_state], 1)
-
-
 def length_to_share(ids, mask, args):
     """Return the length of the prefix to compute once, or 0 if sharing does not pay.
 
@@ -200,36 +175,67 @@ def shared_prompt_length(ids, mask):
     return int(from_the_start.sum())
 
 
-# ------------------------------------------------------------------------------------------- logits
+# --------------------------------------------------------------------------- problems and processes
 
 
-def logits(lm, states):
-    """Compute the logits of states [n, D], the inputs of the head: [n, vocabulary] in float32.
+def next_problems(train, num_used, args):
+    """Return (the problems of this process's next responses, each G times; the new num_used).
 
-    Most families take the head's output. Some divide it (Granite), or cap it (Gemma 2 and 4), which
-    transformers does after the head.
+    num_used: the number of training problems used by all steps before this one, on all processes.
     """
-    logits = lm.lm_head(states).float()
-    if scale := getattr(lm.config, "logits_scaling", None):
-        logits = logits / scale
-    if cap := getattr(lm.config, "final_logit_softcapping", None):
-        logits = cap * (logits / cap).tanh()
-    return logits
+    indices, num_used = next_prompts(len(train), num_used, args.prompts_per_step, args.seed)
+    problems = []
+    for i in indices[RANK::WORLD_SIZE]:
+        problems += [train[i]] * args.responses_per_prompt
+    return problems, num_used
 
 
-# ------------------------------------------------------------------------------------------- chunks
+def next_prompts(num_problems, num_used, count, seed):
+    """Return (indices of the next `count` problems, the new num_used).
 
-
-def in_chunks(function, states, targets, *options):
-    """Compute function(states, targets, *options) for HEAD_CHUNK tokens at a time.
-
-    states [num_tokens, D], targets [num_tokens]; function returns several tensors [num_tokens]. Its
-    intermediate tensors (the logits) exist for one chunk at a time. The backward pass begins with
-    the last chunk, so its tensors are kept; those of the other chunks are computed again.
+    num_used: the position over all epochs, in problems. Each epoch has its own order and only
+    complete steps.
     """
-    chunks = list(zip(states.split(HEAD_CHUNK), targets.split(HEAD_CHUNK)))
-    results = []
-    for chunk in chunks[:-1]:
-        results.append(checkpoint(function, *chunk, *options, use_reentrant=False))
-    results.append(function(*chunks[-1], *options))
-    return [torch.cat(parts) for parts in zip(*results)]
+    epoch, at = divmod(num_used, num_problems)
+    if at + count > num_problems:
+        epoch, at = epoch + 1, 0
+    order = list(range(num_problems))
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    return order[at : at + count], epoch * num_problems + at + count
+
+
+def own_part(problems):
+    """Return this process's part of the test problems."""
+    return problems[RANK::WORLD_SIZE]
+
+
+def balance(minibatch, args):
+    """Swap rows between processes, so that none waits long for another in an update.
+
+    minibatch: this process's rows, {name: [N, T]}. Together the processes keep the same rows, so
+    the gradient stays the same; their numbers of rows may differ. The rows of all processes are
+    sorted by length and cut into forward passes, and the passes are dealt out in turn. Passes that
+    run at the same time are then about equally long: under FSDP2, every layer waits for the slowest
+    process. Groups that may share the computation of their prompt are not split. All processes must
+    call it.
+    """
+    if not swaps_rows(args):
+        return minibatch
+    ends = used_lengths(minibatch["mask"])  # [N]
+    needed = used_lengths(without_idle(minibatch, args)["mask"])  # [N]
+    mine = []
+    for i, end in enumerate(ends.tolist()):
+        # Clone it: sending a view would send the whole tensor behind it.
+        row = {name: value[i, : max(2, end)].clone() for name, value in minibatch.items()}
+        mine.append((int(needed[i]), row))
+    every = sorted(gather(mine), key=lambda item: item[0], reverse=True)
+    planned = plan_passes(None, None, torch.tensor([length for length, _ in every]), args)
+    dealt = every[RANK::WORLD_SIZE]
+    if len(planned) >= WORLD_SIZE:
+        dealt = [every[i] for rows in planned[RANK::WORLD_SIZE] for i in rows]
+        num_planned = sum(map(len, planned))
+        dealt += every[num_planned:][RANK::WORLD_SIZE]  # rows that need no pass
+    balanced = {}
+    for name in minibatch:
+        balanced[name] = pad_sequence([row[name] for _, row in dealt], batch_first=True)
+    return balanced
