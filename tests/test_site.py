@@ -123,7 +123,7 @@ ASK = """async ([worker, data, queries]) => {
   const filter = { input: { type: "operator", data: { operator: "and", operands: [] } } };
   await next();
   for (const input of queries) {
-    self.onmessage({ data: { type: 2, data: { input, filter } } });
+    self.onmessage({ data: { type: 2, data: { input, filter: structuredClone(filter) } } });  // it adds to the filter
     found[input] = (await next()).data.items.map((item) => data.items[item.id].location);
   }
   return found;
