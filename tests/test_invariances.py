@@ -225,8 +225,8 @@ def compute_share(folder):
                 results["value model"] = train_values(batch, args)
                 patch.setattr(ppo, "compute_values", lambda *_, batch=batch: batch["values"])
                 patch.setattr(ppo, "update_values", lambda *_: {})
-            metrics, given = step_of_main(trainer, args, batch, batch["rewards"][:, 0].tolist(), patch)
-        result = results[case] = {"rows": rows, "metrics": timeless(metrics), "advantages": given["advantages"]}
+            logged, given = step_of_main(trainer, args, batch, batch["rewards"][:, 0].tolist(), patch)
+        result = results[case] = {"rows": rows, "metrics": timeless(logged), "advantages": given["advantages"]}
         steps, result["update"] = gradients(trainer, given | {"ids": batch["token"]}, args, table)
         if case == "reinforce balanced":  # its update adds tensors to the batch
             trainer.update(table, Recorder(table), filled := given | {"ids": batch["token"]}, 1, args)
