@@ -74,6 +74,10 @@ def test_the_viewer_begins_with_the_parent_and_folds_imports_and_settings(page, 
     )
     assert ["ar_weight", True] in heads and ["update", True] in heads and ["Args", False] in heads
     assert page.locator("#viewer .k").count()  # Python's colours
+    widths = page.locator("#viewer details[open] tr:not(.far) td.number").evaluate_all(
+        "all => all.map((of) => of.clientWidth)"
+    )
+    assert max(widths) < 60  # also in a table that begins with a row of one cell
 
 
 def test_the_number_of_a_line_is_beside_it_and_the_line_that_a_link_names_is_marked(page, site):
@@ -123,7 +127,7 @@ ASK = """async ([worker, data, queries]) => {
   const filter = { input: { type: "operator", data: { operator: "and", operands: [] } } };
   await next();
   for (const input of queries) {
-    self.onmessage({ data: { type: 2, data: { input, filter } } });
+    self.onmessage({ data: { type: 2, data: { input, filter: structuredClone(filter) } } });  // it adds to the filter
     found[input] = (await next()).data.items.map((item) => data.items[item.id].location);
   }
   return found;
@@ -161,6 +165,11 @@ def test_wide_pages_have_their_contents_beside_them_and_claims_their_plots(page,
     for name in ("docs/claims", "docs/comparison", "docs/objectives", "lab/index"):
         page.goto(f"{site.as_uri()}/{name}.html")
         assert page.locator(".md-sidebar--secondary").is_visible(), name
+    page.goto(f"{site.as_uri()}/docs/index.html")
+    listed = page.locator(".md-sidebar--primary a:visible").evaluate_all("all => all.map((link) => link.href)")
+    linked = page.locator("article li a").evaluate_all("all => all.map((link) => link.href)")
+    hidden = set(linked) - set(listed)  # every guide stands in the list beside the page, too
+    assert linked and not hidden
     page.goto(f"{site.as_uri()}/docs/claims.html")
     plots, rows = (page.locator(f"article {what}").count() for what in ("svg.forest", "tr:has(td details)"))
     assert plots >= rows > 50 and not page.locator("article td details[open]").count()

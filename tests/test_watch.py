@@ -81,6 +81,8 @@ def test_the_server_gives_runs_and_nothing_else(run_dir):
     assert (run["step"], run["steps"]) == (3, 7)
     index = get("/index").text
     assert "<h2>kk</h2>" in index and "step 3 of 7" in index and index.count("</svg>") == 2
+    ids = re.findall(r'\bid="([^"]+)"', index)
+    assert len(ids) == len(set(ids)) > 2
     tokens = get("/tokens", params={"name": run["name"]}).text
     assert "Ana is" in re.sub("<[^>]*>", "", tokens) and "more tokens" not in tokens
     assert "No samples yet" in get("/samples", params={"name": run["name"]}).text

@@ -107,6 +107,8 @@ def panels(groups, most=MOST_PANELS):
 
 
 def panel(groups, key):
+    import matplotlib
+
     figure = plot.new_figure(5.2, 3.1, "")
     figure.set_layout_engine("none")  # the page asks for many panels, and a computed layout takes twice as long
     axis = figure.add_axes((0.15, 0.2, 0.83, 0.68))
@@ -126,7 +128,8 @@ def panel(groups, key):
     for patch in (figure.patch, axis.patch):
         patch.set_visible(False)
     text = io.StringIO()
-    figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    with matplotlib.rc_context({"svg.hashsalt": f"{key} {lines}"}):  # ids of its own: a page has several panels
+        figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     svg = "<svg" + text.getvalue().partition("<svg")[2].replace("#000000", "currentColor")
     svg = re.sub(r' id="[a-z0-9.]+_\d+"|font-family: [^;"]*; ', "", svg)  # each panel would have the same ids
     place, (first, last) = axis.get_position(), axis.get_xlim()

@@ -9,6 +9,9 @@ new MutationObserver(() => {
   }
 }).observe(document.body, { childList: true, subtree: true });
 
+// The cell above a column of names is empty: no title, for readers aloud.
+for (const title of document.querySelectorAll("article th:empty")) title.replaceWith(document.createElement("td"));
+
 const NUMBER = /^[-−+]?\d[\d.,]*( ?%)?( ± \d[\d.]*)?$/; // all of a cell
 for (const table of document.querySelectorAll("article table:not([class])")) {
   for (const [column, title] of [...(table.tHead?.rows[0].cells ?? [])].entries()) {

@@ -4,6 +4,7 @@
 
 const by = (id) => document.getElementById(id);
 const FOLDED = ["module docstring", "imports", "Args"];
+const COLUMNS = "<col class='number'><col><col class='number'><col>"; // a first row of one cell would set other widths
 const CONTEXT = 4; // equal lines shown around a difference
 
 // The state that the address holds, as far as it is one. On the left is the right script's parent, unless it says more.
@@ -79,7 +80,7 @@ function sectionOf(name, rows) {
   });
   const count = (side) => rows.filter((row) => row[side] && !row[2]).length;
   const open = FOLDED.includes(name) ? "" : " open";
-  return `<details${open}><summary>${name} <small>−${count(0)} +${count(1)}</small></summary><table>${html}</table></details>`;
+  return `<details${open}><summary>${name} <small>−${count(0)} +${count(1)}</small></summary><table>${COLUMNS}${html}</table></details>`;
 }
 
 function show() {
@@ -94,7 +95,8 @@ function show() {
     sections.at(-1).rows.push(row);
   }
   const changed = sections.filter(({ rows }) => rows.some(([, , same]) => !same));
-  const equal = sections.filter((section) => !changed.includes(section)).map(({ name }) => name);
+  const names = new Set(changed.map(({ name }) => name));
+  const equal = sections.map(({ name }) => name).filter((name) => !names.has(name));
   const count = (side) => rows.filter((row) => row[side] && !row[2]).length;
   by("counts").textContent = `${state.left}.py → ${state.right}.py: −${count(0)} +${count(1)} ${state.code ? "lines of code" : "lines"}`;
   by("viewer").innerHTML = changed.map(({ name, rows }) => sectionOf(name, rows)).join("") + `<p>Equal: ${equal.join(", ")}</p>`;
