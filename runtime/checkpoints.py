@@ -185,11 +185,13 @@ def delete_newer(path: Path) -> None:
 def trainer_state(policy, optimizer: Optimizer, critic=None):
     """Return {"NAME.weight", "NAME.exp_avg", "NAME.exp_avg_sq", "NAME.step": tensor} and "rng".
 
-    NAME: each trained parameter's; rng: torch's random state. The others are no copies.
+    NAME: each trained parameter's; rng: torch's random state. The others are no copies. A buffer of
+    the policy itself, outside its lm, is there under its own name.
     With --dtype float16 it has the state of each optimizer's models.Scaler, too. critic: a pair,
     another trained model and its optimizer (ppo.py); its names begin with "critic.".
     """
     state = {"rng": torch.get_rng_state()}
+    state |= policy.named_buffers(recurse=False)  # entropy_bonus.py's coefficient
     for name, scaler in scalers(policy, optimizer, critic).items():
         state[name] = scaler.state()
     trained = {"": (policy, optimizer)}

@@ -200,6 +200,8 @@ def training_bytes(config, n_params: int, n_adapter: int, width, args, head_chun
     # to it.
     logits = 4 * min(tokens, head_chunk) * config.vocab_size
     copies_of_logits = 4 if getattr(config, "final_logit_softcapping", None) else 3
+    if hasattr(args, "entropy_coef"):
+        copies_of_logits += 2  # probabilities, and the gradient of the entropy (entropy_bonus.py)
     head = copies_of_logits * logits + 20 * tokens * config.hidden_size
     if tokens > head_chunk and not only_adapters:
         head += 6 * embedding

@@ -42,7 +42,7 @@ from tools.maintain import updates
 # Settings at which some tokens of the batch are cut off, and others not.
 CASES = {
     "grpo": {}, "grpo_ar_lopti": {}, "gdpo": {}, "reinforce": {}, "rloo": {}, "opd": {}, "sdpo": {}, "dr_grpo": {},
-    "ppo": {}, "reinforce_pp": {}, "entropy_top": {}, "archer": {},
+    "ppo": {}, "reinforce_pp": {}, "entropy_top": {}, "archer": {}, "entropy_bonus": {"entropy_coef": 0.1},
     "acpo": {"n_bins": 20},
     "gspo": {"clip_low": 0.05, "clip_high": 0.03},
     "cispo": {"clip_low": 0.05, "clip_high": 0.03},
@@ -114,6 +114,7 @@ TURNED_OFF = {
     "grpo_tis geometric": ({"mask": "geometric", "mask_low": 1.0, "mask_high": 1.0}, {}, {"mask_rate": 0}),
     "entropy_top": ({"entropy_top": 1.0}, {}, {"top_rate": 1}),
     "archer": ({"entropy_quantile": 1.0}, {"clip_high": 0.2}, {"reasoning_rate": 0}),
+    "entropy_bonus": ({"entropy_coef": 0.0}, {}, {}),
 }
 
 
@@ -201,7 +202,7 @@ def test_a_scale_below_1_ends_the_program_before_any_weight_changes(tmp_path):
     assert "\n" not in end.value.code and "no checkpoint" in end.value.code and weight.tolist() == [1.0] * 3
 
 
-TRAINED = ["grpo", "grpo_ar_lopti", "grpo balanced"]  # the cases of which a model makes steps, too
+TRAINED = ["grpo", "grpo_ar_lopti", "grpo balanced", "entropy_bonus"]  # the cases of which a model makes steps, too
 
 
 def compute_share(folder):
