@@ -146,6 +146,7 @@ docs: install
 lint: install $(VENV)/installed-test
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(PY) -m ty check --python $(VENV)
 
 format: install $(VENV)/installed-test
 	$(PY) -m ruff check --fix .

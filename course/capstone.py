@@ -52,8 +52,8 @@ CHANGES = [  # changes of grpo.py; each old text occurs there once
     ),
     Change(
         "the advantages are those of another prompt",
-        "return advantages.reshape(-1, 1) * batch[\"mask\"]",
-        "return advantages.roll(1, 0).reshape(-1, 1) * batch[\"mask\"]",
+        "advantages = advantages.reshape(-1, 1)  # [N, 1]",
+        "advantages = advantages.roll(1, 0).reshape(-1, 1)  # [N, 1]",
     ),
     Change(
         "the groups are not groups: every k-th response is one",

@@ -54,7 +54,7 @@ BLOCKS = {  # kinds of blocks under a lesson's heading
 def block(kind, where, lesson):
     """Return a block of the lesson. where: its heading, and ", 2" if it is the second of its kind there."""
     heading, number = re.fullmatch(r"(.*?)(?:, (\d+))?", where).groups()
-    part = re.search(rf"^#+ {re.escape(heading)}.*?\n(.*?)(?=^#+ |\Z)", lesson, re.M | re.S)
+    part = re.search(rf"^#+ {re.escape(heading)}.*?\n(.*?)(?=^##+ |\Z)", lesson, re.M | re.S)
     found = BLOCKS[kind].findall(part[1])[int(number or 1) - 1].strip()
     return re.sub(r"\n +(?=\S)", " ", found) if kind == "list" else found
 

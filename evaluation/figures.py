@@ -60,7 +60,7 @@ def columns_of_sets(samples):
     return columns
 
 
-def contributions(column, problems, scored):
+def contributions(column, problems, scored) -> tuple:
     """Return (contributions of a column's problems, the variances that sampling adds to them, [] if unknown).
 
     scored: per checkpoint, per problem, the scores of its responses. A problem contributes its fraction of right
@@ -85,7 +85,7 @@ def contributions(column, problems, scored):
     return values, noise
 
 
-def names_of(columns, problems):
+def names_of(columns, problems) -> dict:
     """Return {column: a name per problem}, which equal problems share."""
     names = [(identity(problem), problem["category"]) for problem in problems]
     return {key: [name for name in names if column.category in (None, name[1])] for key, column in columns.items()}
@@ -116,7 +116,7 @@ def figure(values, noise=(), names=None):
     return found
 
 
-def mean_figure(columns, values, names=None):
+def mean_figure(columns, values, names=None) -> dict:
     """Return the mean over columns. Columns of a category share problems; a problem contributes its columns' sum.
 
     values, names: per column, a number and a name per problem (names_of). Columns over all problems (pass@k) are
@@ -166,7 +166,7 @@ def paired(columns, mine, theirs, names=None):
     return found
 
 
-def moved(differences):
+def moved(differences) -> dict:
     """Count the problems that went up, went down, or stayed the same."""
     rounding = 1e-9  # a mean over checkpoints may differ in its last digits
     up = sum(value > rounding for value in differences)
@@ -174,7 +174,7 @@ def moved(differences):
     return {"up": up, "down": down, "ties": len(differences) - up - down}
 
 
-def rates(scores):
+def rates(scores) -> dict:
     """Return format rate, mean length in tokens, fraction truncated, number of responses, number timed out."""
     return {
         "format_rate": fmean(score["format"] for score in scores),

@@ -9,7 +9,7 @@ from transformers import AutoConfig
 from runtime import checks, files
 
 
-def checkpoints(model, last):
+def checkpoints(model, last) -> list:
     """Return the paths or hub ids to load: a run's newest checkpoints, or the model itself.
 
     For a run: its `last` newest complete checkpoints, oldest first. ValueError if it has fewer, or if

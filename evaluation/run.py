@@ -29,7 +29,7 @@ from runtime import checks, files, flags, machine, records
 from runtime.distributed import ON_GPU
 
 
-def prepare(argv):
+def prepare(argv: list[str]) -> tuple:
     """Return (args, the task's module, problems, paths, plans).
 
     paths: {model: its checkpoints}; plans: {checkpoint: (its requests, its plan)}. ValueError or
@@ -66,7 +66,7 @@ def stops_in_one_line(out):
         sys.exit(f"error: {out} can't be written: {files.why_full(error)}. Make room; {way_on}")
 
 
-def main():
+def main() -> None:
     with flags.errors_in_one_line():
         args, task, problems, paths, plans = prepare(sys.argv[1:])
     started = time.perf_counter()

@@ -20,7 +20,7 @@ from runtime.sampler import decode
 from runtime.tools import encode_reply
 
 
-def requests_of(model, problems, args):
+def requests_of(model, problems, args) -> tuple:
     """Return (a request per problem, the plan: the engine's settings).
 
     A request has `prompt_ids`, `max_tokens`, `samples`, `temperature` and `seed`. ValueError if the
@@ -170,7 +170,7 @@ class Talk:
         self.replies = row["replies"]
 
     @property
-    def finish_reason(self):
+    def finish_reason(self) -> str:
         return "length" if self.row["truncated"] else "stop"
 
 
@@ -229,7 +229,7 @@ def next_requests(llm, task, going_on, plan):
     return nexts
 
 
-def respond(model, task, requests, plan, args):
+def respond(model, task, requests, plan, args) -> tuple:
     """Return (the responses to all requests, in order; how they were made, for the results).
 
     Each complete batch becomes a line of OUT/responses/MODEL_DIGEST.jsonl. A rerun reads existing
@@ -294,7 +294,7 @@ def respond(model, task, requests, plan, args):
     return responses, about
 
 
-def read_batches(file, first):
+def read_batches(file, first) -> list:
     """Return the batches in a file of responses, and truncate the file after the usable part.
 
     An incomplete last line is unusable. If the first line differs, everything is.

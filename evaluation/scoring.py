@@ -8,7 +8,7 @@ from evaluation.sampling import respond
 from rewards import scores_of, with_ended
 
 
-def evaluate(model, paths, task, problems, plans, columns, args):
+def evaluate(model, paths, task, problems, plans, columns, args) -> tuple:
     """Return (a row of the table, {column: the problems' contributions}, each problem's scored responses).
 
     paths: the model's checkpoints; plans: {checkpoint: (its requests, its plan)}.
@@ -85,7 +85,7 @@ def compare_with_last(rows, values, columns, problems):
     return comparisons
 
 
-def add_words(rows, responses, args):
+def add_words(rows, responses, args) -> None:
     """Add to each row its counts of words of reasoning, and their difference from another row's.
 
     The other row is --versus's, which is the last; without --versus it is the first.

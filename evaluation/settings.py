@@ -86,7 +86,7 @@ OF_A_RUN = {  # the settings of a run that are used here, with their types
 CPU_TOKENS = 128  # max_response_tokens without a GPU, except if kk_tiny is the only model
 
 
-def read_settings(argv):
+def read_settings(argv: list[str]):
     """Return the settled Args of a command line. ValueError if a value is wrong; exit 2 if unreadable."""
     args = flags.parse(argv, Args, Args(), HELP)
     settings.check_ranges(args)
@@ -97,7 +97,7 @@ def read_settings(argv):
     return args
 
 
-def settle(args):
+def settle(args) -> None:
     """Replace None by the runs' or the papers' settings, and put --versus last in args.models.
 
     Works in place; dtype stays, because only torch can decide it. ValueError if a value is ambiguous,

@@ -95,7 +95,7 @@ def papers_settings(args):
     return found
 
 
-def check_flags(args):
+def check_flags(args) -> None:
     """Raise ValueError if the command line has a flag that the suite does not use."""
     of_suites = {"people": "kk", "numbers": "countdown", "gym": "gym", "gym_options": "gym", "sets": "math"}
     of_suites["operations"] = "calculator"
@@ -106,7 +106,7 @@ def check_flags(args):
         raise ValueError("--suite gym generates its problems: it takes no --data or --data_dir")
 
 
-def check_options(args):
+def check_options(args) -> None:
     """Raise ValueError if a setting of the suite's task is wrong."""
     read_template_options(args)
     if args.suite == "kk":
@@ -119,7 +119,7 @@ def check_options(args):
         gym.check(args.gym, args.gym_options)
 
 
-def load_problems(args):
+def load_problems(args) -> tuple:
     """Return (the task's module, its problems). A problem also has `samples`, `temperature` and `seed`.
 
     ValueError if data are invalid or missing; if missing, it says which files are needed and where they are.

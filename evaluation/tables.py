@@ -18,7 +18,7 @@ from runtime import files
 PERCENT = ("math", "countdown", "hitab")  # suites for which the papers print percentages
 
 
-def unit_of(suite):
+def unit_of(suite) -> tuple:
     """Return (factor, digits) for a suite's figures, as the papers print them."""
     return (100, 2) if suite in PERCENT else (1, 3)
 
@@ -54,7 +54,7 @@ def tables_of(rows, comparisons, papers, columns, args):
     return tables
 
 
-def line_of(row, titles, unit):
+def line_of(row, titles, unit) -> list:
     factor, digits = unit
     return [
         row["model"],
@@ -81,7 +81,7 @@ def lines_of_paper(paper, titles, columns):
     return lines
 
 
-def lines_of_comparison(comparison, titles, unit):
+def lines_of_comparison(comparison, titles, unit) -> list:
     differences = [f"{comparison['model']} minus {comparison['versus']}"]
     problems = ["problems up / down / ties"]
     for key in titles:
@@ -102,7 +102,7 @@ def settings_of(args):
     return values
 
 
-def caption(rows, problems, args):
+def caption(rows, problems, args) -> str:
     """Return the text below the tables: settings, problems, commit, versions and machine."""
     parts = [part for row in rows for part in row["checkpoints"]]
     made = [one for part in parts for one in part["made"]]
@@ -130,7 +130,7 @@ def caption(rows, problems, args):
     return " ".join(sentences)
 
 
-def rows_of_papers(args):
+def rows_of_papers(args) -> list:
     """Return the papers' tables of this suite and protocol, from benchmarks/paper.json."""
     file = Path(__file__).parents[1] / "benchmarks" / "paper.json"
     wanted = (args.suite, args.protocol)
@@ -147,13 +147,13 @@ def sampling_of(problems):
     return sampling
 
 
-def print_header(console, args):
+def print_header(console, args) -> None:
     console.rule(f"[bold]evaluate.py[/] {escape(', '.join(args.models))}")
     shown_settings = [f"{name} [bold]{escape(str(value))}[/]" for name, value in settings_of(args).items()]
     console.print("   ".join(shown_settings))
 
 
-def print_table(console, title, lines):
+def print_table(console, title, lines) -> None:
     """Print a table. lines: lists of cells; the first list has the titles."""
     table = Table(title=title, title_justify="left")
     for i, name in enumerate(lines[0]):
@@ -163,7 +163,7 @@ def print_table(console, title, lines):
     console.print(table)
 
 
-def markdown(tables, below):
+def markdown(tables, below) -> str:
     """Format the tables, with the text below them."""
     text = ""
     for title, lines in tables.items():
@@ -174,7 +174,7 @@ def markdown(tables, below):
     return f"{text}{below}\n"
 
 
-def file_name(rows, args):
+def file_name(rows, args) -> str:
     """Return the results' file name: the suite, the first model, and a digest of everything evaluated."""
     files_of = [[part["responses"] for part in row["checkpoints"]] for row in rows]
     digest = hashlib.sha256(json.dumps([settings_of(args), files_of]).encode()).hexdigest()
@@ -182,7 +182,7 @@ def file_name(rows, args):
     return f"{Path(args.suite).stem}_{short_name(args.models[0])}{others}_{digest[:8]}"
 
 
-def write(results, text, responses, args):
+def write(results, text: str, responses, args):
     """Write the files of an evaluation into --out; return their names."""
     rows = results["rows"]
     name = file_name(rows, args)

@@ -27,7 +27,7 @@ PATTERNS = {
 }
 
 
-def count_words(text):
+def count_words(text: str) -> dict:
     """Return {family: the number of its words in the text}."""
     return {family: sum(len(p.findall(text)) for p in patterns) for family, patterns in PATTERNS.items()}
 
@@ -52,7 +52,7 @@ def name_of(of_problem):
     return json.dumps(about, sort_keys=True, default=str)
 
 
-def count_all(responses):
+def count_all(responses) -> tuple:
     """Return ({family: mean count per response, per problem}, {family: its relation to the reward}).
 
     responses: per problem a list of dicts with `response`, `reward` and, if there are several kinds of problems,
@@ -103,7 +103,7 @@ def lines_of(rows):
     return lines
 
 
-def draw(rows, path):
+def draw(rows, path) -> None:
     """Plot two panels to the file `path`: each family's count per response, and its rank correlation with the reward.
 
     The correlations are within a category of problems, such as a number of people, for the first row's model.

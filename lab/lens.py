@@ -5,8 +5,9 @@ A policy gradient is a sum over tokens, Σ weight · ∇log π. The weights come
 the script first updates the model with this batch, --updates times with AdamW (with Lopti twice as many optimizer
 steps); the table then holds the moved model's log-probabilities. The reference stays. Scripts keep their own settings.
 
-Not shown: opd.py and sdpo.py, which have a teacher; grpo_multi_turn.py, which is grpo.py if no task replies; dapo.py's
-choice of groups (all stay), ppo.py's critic (its values are 0), and the scaling of gradients to --max_grad_norm.
+Not shown: opd.py and sdpo.py, which have a teacher; entropy_bonus.py, whose bonus is no weight of the sampled token;
+grpo_multi_turn.py, which is grpo.py if no task replies; dapo.py's choice of groups (all stay), ppo.py's critic (its
+values are 0), and the scaling of gradients to --max_grad_norm.
 
 Results: lens.html, a page with the responses and coloured tokens; lens.png, the mean weight by probability; lens.json.
 
@@ -28,7 +29,9 @@ from runtime.metrics import pieces_of
 from runtime.settings import PositiveFraction, PositiveInt
 from tools.maintain.updates import ALGORITHMS, token_weights
 
-SCRIPTS = [script for script in ALGORITHMS if script not in ("opd", "sdpo", "grpo_multi_turn", "gigpo")]
+SCRIPTS = [
+    script for script in ALGORITHMS if script not in ("opd", "sdpo", "entropy_bonus", "grpo_multi_turn", "gigpo")
+]
 PAGE = Path(__file__).parent / "page.html"
 CUT = 0.01  # a token is clipped if less than this fraction of its first weight is left
 TOP = 0.01  # fraction of a bin's tokens, by |weight|, excluded from means as in AR-Lopti's figure 1

@@ -54,12 +54,12 @@ def find_task(name, flag="--task"):
     raise ValueError(f"{flag} is {name!r}; it must be one of {', '.join(TASKS)}, or a Python file")
 
 
-def converses(task):
+def converses(task) -> bool:
     """Return whether the task replies to the model's turns."""
     return any(hasattr(task, name) for name in ("reply", "reply_all", "TOOLS", "Conversation"))
 
 
-def check_options(args):
+def check_options(args) -> None:
     """Raise ValueError if a task's setting is wrong. people and numbers are checked whatever the task."""
     kk.parse_people(args.people)
     if not args.has_sampler:  # sft.py: of these tasks, only Knights & Knaves has worked solutions
@@ -71,7 +71,7 @@ def check_options(args):
         find_task("gym").check(args.gym, args.gym_options, args.data or args.test_data)
 
 
-def load_task(args, encode):
+def load_task(args, encode) -> tuple:
     """Return (the task's module, training problems, test problems).
 
     args: a trainer's settings. encode: a function that returns a problem's token ids, {"prompt_ids": […]}. Each problem
@@ -146,7 +146,7 @@ def question(problem):
     return re.sub(r"[\s\u200b-\u200d\u2060\ufeff]", "", "\0".join(turns))  # also blanks without width
 
 
-def identity(problem):
+def identity(problem) -> tuple:
     """Return what equal problems share: the question (see question) and the answer.
 
     In a game, the answer may be all that differs: every game of guess.py has the same prompt.
@@ -191,7 +191,7 @@ def score(task, responses, problems):
     return copies
 
 
-def with_part(score, name, value):
+def with_part(score, name, value) -> dict:
     """Return the score with a number added to its reward and, if the reward has parts, with this part."""
     parts = score.get("parts") or {}
     return {**score, "reward": score["reward"] + value, "parts": {**parts, name: value} if parts else {}}
@@ -214,7 +214,7 @@ def scores_of(task, conversations, answers, more=None):
     return found
 
 
-def with_ended(scores):
+def with_ended(scores) -> list:
     """Return the scores; a call that was ended counts as timed out.
 
     Its reward is 0, or the lowest of the others if that is less, so that it never pays to exceed the limit.
@@ -228,7 +228,7 @@ def with_ended(scores):
     return [ended if score == TIMED_OUT else score for score in scores]
 
 
-def parts_of(scores, name):
+def parts_of(scores, name) -> list:
     """Return the parts of each reward, a list of numbers per response, in one order; without parts, the reward itself.
 
     name: the task's, for errors. TaskError in all processes if a response has other parts than the first one.

@@ -25,7 +25,7 @@ SECONDS = r"(?:''|\"|\^\s?\{\s?\\prime\s?\\prime\s?\})"  # also inches
 DOTS = r"(?:\\(?:ldots|dots|cdots|dotsc|dotsb)(?![A-Za-z])|\.{3,})"
 
 
-def clean(text):
+def clean(text: str):
     r"""Return the answer in LaTeX without meaningless parts: math mode, boxes, fonts, outer blanks, a full stop.
 
     Unicode (x², 3½, 60°) and code (2*pi, sqrt(3), x**2) become LaTeX; recurring decimals (0.\overline{3}) and mixed
@@ -65,7 +65,7 @@ def clean(text):
     return trim(mixed_numbers(code_as_latex(text)))
 
 
-def trim(text):
+def trim(text: str):
     r"""Strip blanks, line breaks, braces, one \text{...}, bold marks and a final full stop or comma from the text."""
     for _ in range(5):  # layers; hostile texts may have many
         before = text
@@ -81,7 +81,7 @@ def trim(text):
     return text
 
 
-def closing(text, start):
+def closing(text: str, start):
     """Return the position where the bracket opened at `start` closes, or None."""
     depth = 0
     for token in re.finditer(r"\\[A-Za-z]+|\\?[()\[\]{}]|\\.", text[start:]):
@@ -100,7 +100,7 @@ def unfold(match):
     return rf"{head}.{found[1]}\overline{{{found[2] or found[3]}}}" if found else match[0]
 
 
-def recurring(match):
+def recurring(match) -> str:
     r"""Write 0.1\overline{6} and 0.1\dot{6} as \frac{15}{90}."""
     whole, fixed, *parts = (group or "" for group in match.groups())
     period = "".join(parts)
@@ -109,7 +109,7 @@ def recurring(match):
     return rf"\frac{{{above}}}{{{below}}}"
 
 
-def mixed_numbers(text):
+def mixed_numbers(text: str):
     r"""Write 11 5/6 as 11\frac{5}{6}: only a blank may separate the two, and the fraction is below 1."""
 
     def mixed(match):
@@ -131,7 +131,7 @@ ARGUMENT = re.compile(r"\s?[\^(\\\w]")
 SIGNS = {"**": "^", "<=": r"\le ", ">=": r"\ge ", "!=": r"\ne ", "*": r"\cdot "}
 
 
-def code_as_latex(text):
+def code_as_latex(text: str):
     r"""Write 2*pi, ln(2), x**(1/2) and exp(16) as 2\cdot \pi , \ln (2), x^{1/2} and e^{16}. Words stay."""
     text = ROOT.sub(lambda root: CALLS[root[1]] % root[2] if root[2] else CALLS[root[1]].removesuffix("{%s}"), text)
     runs = re.findall(r"(?<![\\A-Za-z])[A-Za-z]{2,}", UNWRAPPED.sub("", text))
@@ -154,7 +154,7 @@ def code_as_latex(text):
     return re.sub(rf"{TEXT}\{{[^{{}}]*\}}|\\[A-Za-z]+|_\s?\{{?[A-Za-z]+|[A-Za-z]+", named, text)
 
 
-def call_as_latex(text, name):
+def call_as_latex(text: str, name):
     """Return the text with the first call of the function, such as sqrt(x+1), in LaTeX."""
     match = re.search(rf"\\?(?<![A-Za-z]){name}\s?\(", text)
     end = closing(text, match.end() - 1) if match else None
@@ -174,7 +174,7 @@ NUMBER = re.compile(
 )
 
 
-def number(text):
+def number(text: str):
     r"""Return the exact value of a number written in digits, as a Fraction, or None.
 
     math-verify treats 8.7 \times 10^8 and 870000000 as different numbers, and reads the e of 3e12 as Euler's number.
@@ -186,13 +186,13 @@ def number(text):
     return digits * Fraction(10) ** int(match[4] or match[5] or 0)
 
 
-def values(gold):
+def values(gold) -> list:
     """Return the values of a gold in digits: its own, and any without float noise (0.30000000000000004: also 0.3)."""
     value = number(gold)
     return [] if value is None else [value, *without_noise(gold, value)]
 
 
-def without_noise(gold, value):
+def without_noise(gold, value) -> list:
     """Return short decimals that a computer turned into this one: a 32-bit float, or a 64-bit float's last digits."""
     num_digits = significant_digits(gold)
     as_float = float(value) if abs(value) < 1e30 else 0.0
@@ -205,7 +205,7 @@ def without_noise(gold, value):
     return [Fraction(text) for text in found if significant_digits(text) <= 12]
 
 
-def significant_digits(text):
+def significant_digits(text: str) -> int:
     return len(re.sub(r"[eE\\].*|\D", "", text.replace(r"\$", "")).strip("0"))
 
 
@@ -258,7 +258,7 @@ LAST_WORD = re.compile(
 )
 
 
-def quantity(text):
+def quantity(text: str) -> tuple:
     r"""Return (the text without its unit, the unit in one spelling): ("5", "cm2") for 5\text{ square cm} and 5 cm^2.
 
     The unit is None if there is none, or if a word of it is missing in UNITS: 12 pens is ("12", None). A million
@@ -278,7 +278,7 @@ def quantity(text):
     return head, unit_name(([currency[2].lstrip("\\")] if currency else []) + words)
 
 
-def without_words(text):
+def without_words(text: str) -> tuple:
     r"""Return (the text without its last words, these words, whether one is bare, i.e. without a \text around it)."""
     words, is_bare = [], False
     while (last := LAST_WORD.search(text)) and last.start() > 0:
@@ -290,13 +290,13 @@ def without_words(text):
     return trim(text), words, is_bare
 
 
-def is_plain(head, words):
+def is_plain(head, words) -> bool:
     """Return whether bare words can be the unit of the text before them: no letters, and no division such as 3/m."""
     letters = re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+|\{,\}", "", head))
     return letters is None and not (words[0] == "/" and len(words[1]) == 1)
 
 
-def times(text, factor):
+def times(text: str, factor) -> str:
     """Multiply a number or an expression by a whole number."""
     value = number(text)
     if value is None:
@@ -369,7 +369,7 @@ BETWEEN = re.compile(  # where 5 ft and 6 in, or 5 ft 6 in, is cut
 )
 
 
-def measure(text):
+def measure(text: str):
     """Return ((index in SCALES, power), units, sum in the smallest unit, a text) of 5 ft 6 in or 5 ft; or None."""
     text = re.sub(rf"{BLANK}+", " ", UNWRAPPED.sub(r" \1 ", text)).strip()
     pieces = BETWEEN.split(text)
@@ -400,7 +400,7 @@ HALVES |= {"in the afternoon": "pm", "in the evening": "pm"}
 CLOCK = re.compile(rf"(\d{{1,2}})(?::([0-5]\d))?(?::([0-5]\d))?\s?({'|'.join(HALVES)})?(?:\s?o'clock|\s?h(?:ou)?rs)?")
 
 
-def clock(text):
+def clock(text: str):
     """Return (hour, minute, second, "am" or "pm" or None) of a clock time such as 6:00, 06:00:00 and 6 p.m., or None.
 
     Minutes need both digits, and no blank before them: 1:2 and 21 : 44 are ratios.
@@ -429,7 +429,7 @@ def same_time(one, other):
 # Words
 
 
-def bare(text):
+def bare(text: str):
     r"""Return the text if it is only letters, digits, blanks (\text{...} unwrapped, (A) without brackets), or None."""
     text = re.sub(r"\\(angle|triangle)\s?\{?([A-Z](?:\s?[A-Z]){2})(?![A-Za-z_])\}?", figure, UNWRAPPED.sub(r"\1", text))
     text = re.sub(rf"{BLANK}+|(?<=[^\W\d])-(?=[^\W\d])|(?<=[^\W\d])\.", " ", text).strip(" \"'`")
@@ -446,7 +446,7 @@ def figure(match):
     return f"{match[1]} " + (min(points, points[::-1]) if match[1] == "angle" else "".join(sorted(points)))
 
 
-def is_word(text):
+def is_word(text: str) -> bool:
     """Return whether a text from `bare` is a word or a name, and not a product of numbers and variables.
 
     Products are single letters with or without a number in front (x, 24n), up to four small letters with a number in
@@ -468,7 +468,7 @@ def is_product(token):
     return set(letters) <= set("xyz") or (len(letters) == 2 and not set(letters) & set("eiou"))
 
 
-def folded(text):
+def folded(text: str) -> str:
     """Return a text from `bare` without case, unless only case distinguishes the name: Aa, AaBb, pH."""
     tokens = []
     for token in text.split():
@@ -481,7 +481,7 @@ def folded(text):
 NAMED = re.compile(r"([A-Za-z]\w*(?: [A-Za-z]+)*?)(?:\s?[=:]\s?| (?=-?\d))([^=:]+)")  # boys = 3, Ann: 5, Ann 5
 
 
-def label(text):
+def label(text: str) -> tuple:
     """Return (words, value) of 3 red balls, balls = 3 and x = 3, with words in the singular; otherwise ((), text)."""
     named = NAMED.fullmatch(re.sub(rf"{BLANK}+", " ", UNWRAPPED.sub(r" \1 ", text)).strip())
     if named:
@@ -505,7 +505,7 @@ SEPARATOR = re.compile(
 )
 
 
-def elements(text, *, thousands=False):
+def elements(text: str, *, thousands=False) -> list:
     r"""Return the parts of a list at its top level: 1, (2, 3) and 4 has 1, (2, 3) and 4. 3 \pm x has two parts.
 
     thousands: treat a comma between digits, with three behind it and no blank, as part of a number (1,234).
@@ -523,7 +523,7 @@ def elements(text, *, thousands=False):
     return [sign for part in map(trim, parts) if part for sign in both_signs(part)]
 
 
-def both_signs(text):
+def both_signs(text: str) -> list:
     r"""Return [1+x, 1-x] for 1 \pm x, otherwise [text]."""
     signs = re.findall(r"\\(?:pm|mp)(?![A-Za-z])", text)
     if not signs or len(signs) > len(set(signs)):
@@ -532,7 +532,7 @@ def both_signs(text):
     return [re.sub(r"(^|=)\s?\+\s?", r"\1", plus), re.sub(r"(^|=)\s?\+\s?", r"\1", minus)]
 
 
-def inside_brackets(text):
+def inside_brackets(text: str):
     """Return (opening bracket, content, closing bracket) of a text that one pair of brackets encloses, or None."""
     opening = re.match(r"\(|\[|\\\{|\\lbrace(?![A-Za-z])", text)
     end = closing(text, 0) if opening and opening[0] != r"\lbrace" else None
@@ -541,7 +541,7 @@ def inside_brackets(text):
     return opening[0], trim(text[opening.end() : end]), text[end:]
 
 
-def ratio(text):
+def ratio(text: str):
     """Return the parts of 1:2:3, of 1 to 2 and of a:b = 1:2, or None."""
     text = re.sub(r"^[A-Za-z\s:]*=|\\colon(?![A-Za-z])", lambda sign: ":" * (sign[0][-1] != "="), text)
     text = re.sub(rf"(?<=[\d}}\s])(?:{TEXT}\{{\s?to\s?\}}|to)(?=[\s\d\\])", ":", text)

@@ -40,12 +40,12 @@ EXAMPLES = {  # number of operations: (question, the turns of a conversation abo
 }
 
 
-def parse_operations(text):
+def parse_operations(text: str):
     """Return the numbers in "1", "2-3" or "1,3" as a sorted list. ValueError if the text has a different form."""
     return parse_counts(text, "operations", "1 or 2-3 or 1,3", 1, MOST)
 
 
-def load(source, split, *, size=None, seed=0, operations="1"):
+def load(source, split: str, *, size=None, seed=0, operations="1"):
     """Generate problems, with a category per number of operations.
 
     The numbers themselves decide whether a problem is a test problem, for any seed.
@@ -82,7 +82,7 @@ def shown(kinds):
     return messages
 
 
-def reply(turns, problem):
+def reply(turns, problem) -> str | None:
     """Return the calculator's reply to the model's last turn; None if the turn is not a call, so it is the answer."""
     call = CALL.search(turns[-1])
     if not call:
@@ -95,7 +95,7 @@ def reply(turns, problem):
     return f"result: {results[sign]}"
 
 
-def score(response, answer):
+def score(response, answer) -> dict:
     """Return 1 if the last number of the last turn is the answer, and 0 otherwise; a call is not an answer."""
     numbers = NUMBER.findall(re.sub(r"(?<=\d),(?=\d{3})", "", response))
     is_answer = bool(numbers) and not CALL.search(response)
@@ -103,5 +103,5 @@ def score(response, answer):
     return {"reward": float(correct), "correct": correct, "format": is_answer}
 
 
-def score_all(responses, answers):
+def score_all(responses, answers) -> list:
     return [score(response, answer) for response, answer in zip(responses, answers)]

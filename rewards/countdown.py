@@ -13,6 +13,7 @@ import operator
 import random
 import re
 from fractions import Fraction
+from random import Random
 
 from rewards import puzzles
 from rewards.notation import plain
@@ -43,7 +44,7 @@ RANK = {"+": 1, "-": 1, "*": 2, "/": 2}  # higher binds tighter; equal ranks go 
 APPLY = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 
 
-def score(response, answer):
+def score(response, answer) -> dict:
     """Score one response: 1 if the last <answer>...</answer> in it solves the puzzle, otherwise 0.
 
     In: `response`, the model's text after the prompt; `answer`, {"nums": [int, ...], "target": int}.
@@ -58,18 +59,18 @@ def score(response, answer):
     return {"reward": float(correct), "correct": correct, "format": parsed is not None, "timed_out": False}
 
 
-def score_all(responses, answers):
+def score_all(responses, answers) -> list:
     """Score each response with its answer, in order."""
     return [score(response, answer) for response, answer in zip(responses, answers, strict=True)]
 
 
-def last_answer(text):
+def last_answer(text: str):
     """Return the text within the last complete <answer>...</answer>, from its innermost opening tag; "" if none."""
     start = text.rfind("<answer>", 0, max(0, text.rfind("</answer>")))
     return "" if start < 0 else text[start + len("<answer>") : text.index("</answer>", start)]
 
 
-def evaluate(text):
+def evaluate(text: str):
     """Evaluate an expression with two stacks (Dijkstra's shunting yard): one pass, without eval or recursion.
 
     Out: None if the text is not well-formed, otherwise (its numbers in order, its value as a Fraction). The value is
@@ -118,7 +119,7 @@ def evaluate(text):
     return None if waiting else (numbers, values[0])
 
 
-def work_off(values, waiting, rank):
+def work_off(values, waiting, rank) -> None:
     """Apply the operators on top of `waiting` whose rank is at least `rank`, down to an open bracket; in place."""
     while waiting and waiting[-1] != "(" and RANK[waiting[-1]] >= rank:
         op, right, left = waiting.pop(), values.pop(), values.pop()
@@ -132,7 +133,7 @@ def work_off(values, waiting, rank):
 # Loading
 
 
-def load(source, split, *, numbers="3-4", size=None, seed=0):
+def load(source, split: str, *, numbers="3-4", size=None, seed=0):
     """Return puzzles as training or test items.
 
     In:
@@ -162,7 +163,7 @@ def load(source, split, *, numbers="3-4", size=None, seed=0):
     return [make_item(nums, target) for nums, target in puzzles.draw(groups, size, seed)]
 
 
-def parse_numbers(text):
+def parse_numbers(text: str):
     """Return the counts in "3-4", "3,5" or "6" as a sorted list of ints. ValueError if the text has another form."""
     return puzzles.parse_counts(text, "numbers", "3-4 or 3,5 or 6", MIN_NUMBERS, MAX_NUMBERS)
 
@@ -178,7 +179,7 @@ def make_item(nums, target, **more):
     } | more
 
 
-def read_rows(source, split):
+def read_rows(source, split: str):
     """Return [(nums, target)] for every row of the file, the folder's files or the hub data set.
 
     If a hub data set does not have a part per split, `split_of` selects the split's puzzles from all parts.
@@ -192,7 +193,7 @@ def read_rows(source, split):
     return found
 
 
-def read_hub(name, split):
+def read_hub(name, split: str):
     parts = hub_parts(name)
     if {"train", "test"} <= set(parts):
         return puzzles_of(parts[split].to_list(), f"{name}/{split}")
@@ -220,7 +221,7 @@ def puzzles_of(rows, where):
 MAX_MISSES = 100_000  # consecutive tries without a new puzzle before generation stops
 
 
-def generate(n, numbers="3-6", seed=0, split="train"):
+def generate(n, numbers="3-6", seed=0, split: str = "train"):
     """Make `n` different puzzles that have a solution.
 
     In:
@@ -240,7 +241,7 @@ def generate(n, numbers="3-6", seed=0, split="train"):
     return puzzles.take_turns(groups)
 
 
-def generate_size(how_many, count, seed, split):
+def generate_size(how_many, count, seed, split: str):
     """Return `how_many` different puzzles of `count` numbers."""
     rng = random.Random(f"countdown {seed} {split} {count}")
     items = []
@@ -260,7 +261,7 @@ def generate_size(how_many, count, seed, split):
     return items
 
 
-def combine(rng, nums):
+def combine(rng: Random, nums) -> tuple:
     """Join random pairs of terms until one is left: (its value, its expression). Values stay whole and above 0."""
     terms = [(number, str(number)) for number in nums]
     while len(terms) > 1:
@@ -273,7 +274,7 @@ def combine(rng, nums):
     return terms[0][0], terms[0][1][1:-1]
 
 
-def puzzle_of(item):
+def puzzle_of(item) -> tuple:
     """Return the puzzle's identity, which does not depend on the order of its numbers."""
     return (*sorted(item["answer"]["nums"]), item["answer"]["target"])
 

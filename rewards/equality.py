@@ -35,7 +35,7 @@ from rewards.answers import (
 MAX_WORDS = 4  # words in a gold; a longer gold is a sentence
 
 
-def same(answer, golds):
+def same(answer, golds) -> bool:
     """Return whether the answer equals one of the golds mathematically. In: cleaned texts."""
     return any(equal(answer, gold) for gold in golds)
 
@@ -76,7 +76,7 @@ def equal_ratios(answer, gold):
     return False if len(one or other or []) > 2 else None
 
 
-def fractions_of(a, b, c, d):
+def fractions_of(a, b, c, d) -> tuple:
     return rf"\frac{{{a}}}{{{b}}}", rf"\frac{{{c}}}{{{d}}}"
 
 
@@ -119,7 +119,7 @@ def equal_lists(answer, gold):
     return None if re.search(r"[,;]|\\cup", single) and number(single) is None else False
 
 
-def list_readings(text):
+def list_readings(text: str) -> list:
     """Return the parts of a list in both readings: every comma separates, or some commas separate thousands."""
     return sorted({tuple(elements(text, thousands=thousands)) or (text,) for thousands in (False, True)}, key=len)
 
@@ -223,7 +223,7 @@ def equal_percent(answer, gold, of_gold):
     return equal_expressions(answer_share, gold_share) or (equal(answer, gold) and not is_share(gold))
 
 
-def is_share(text):
+def is_share(text: str):
     """Return whether a text is a number from -1 to 1."""
     try:
         return abs(complex(read(text).evalf())) <= 1
@@ -254,7 +254,7 @@ def readable(gold):
     return not has_words(UNWRAPPED.sub("", core)) and read(core) is not None
 
 
-def has_words(text):
+def has_words(text: str) -> bool:
     """Return True for a formula with a word in it, such as 5 apples + 3."""
     runs = re.findall(r"(?<![\\A-Za-z_{])[a-z]{4,}", re.sub(r"\\(?:begin|end)\s?\{[^{}]*\}", "", text))
     return any(map(is_noun, runs))
@@ -288,7 +288,7 @@ def differs_in_form(answer, gold, mine, theirs):
     )
 
 
-def has_unequal_sides(answer, mine):
+def has_unequal_sides(answer, mine) -> bool:
     """Return True for 99 = 142 or x = 5 = 3, of which math-verify compares only the last side with the gold.
 
     Sides may differ by rounding if one is a decimal. Percentages, degrees and number bases are not compared.
@@ -317,7 +317,7 @@ def is_set_for_tuple(one, other, of_one, of_other):
     return braces and isinstance(of_one, FiniteSet) and len(of_one) > 1 and isinstance(of_other, (Tuple, Interval))
 
 
-def number_base(text):
+def number_base(text: str):
     """Return the subscript of the text's last number, such as 8 for 57_8 and 57_{8}. Without one it is 10."""
     found = re.findall(r"\d\s*_\s*(?:\{([^{}]*)\}|(\w))", UNWRAPPED.sub(r"\1", text.rsplit("=", 1)[-1]))
     return "".join(found[-1]).strip() if found else "10"
@@ -351,7 +351,7 @@ def library():
 
 
 @lru_cache(10000)
-def read(text):
+def read(text: str):
     r"""Return the text as a SymPy expression, or None. In: a cleaned text without its unit.
 
     It reads the text as one LaTeX expression. By default, if math-verify cannot read an answer, it searches for a part
@@ -371,7 +371,7 @@ def read(text):
     return next(iter(math_verify.parse(rf"\boxed{{{text}}}", parsing_timeout=None, **only)), None)
 
 
-def with_case(text):
+def with_case(text: str):
     r"""Add an index to the R of \pi(R^2 - r^2), because math-verify would read both letters as r."""
     pieces = re.split(rf"({TEXT}\{{[^{{}}]*\}}|\\[A-Za-z]+|_\s?\{{[^{{}}]*\}}|_\s?\w)", text)
     letters = set("".join(pieces[::2]))

@@ -19,7 +19,7 @@ class Chat(pydantic.BaseModel):
     tools: Any = None
 
 
-def load_task(args, encode):
+def load_task(args, encode) -> tuple:
     """Return (None, training examples, test examples); args: the settings of sft.py.
 
     encode: a function that returns an example's token ids, {"prompt_ids": […], "response_ids": […]}; the response ends
@@ -44,7 +44,7 @@ def load_task(args, encode):
     return None, *(encoded(some, encode, args, split) for some, split in ((train, "train"), (test, "test")))
 
 
-def worked_solutions(args, split):
+def worked_solutions(args, split: str) -> list:
     """Return the task's own problems with a worked solution each."""
     task = find_task(args.task)
     if args.task == "kk":
@@ -61,7 +61,7 @@ def worked_solutions(args, split):
     return [{**problem, "response": work(problem, args.careful, args.seed)} for problem in problems]
 
 
-def read_chats(source, split):
+def read_chats(source, split: str):
     """Return the chats of a file, a folder or a hub id. ValueError, with the row, if one has no final response."""
     examples = []
     for name, rows in math.read_source(source, split):
@@ -82,7 +82,7 @@ def read_chats(source, split):
     return examples
 
 
-def encoded(examples, encode, args, split):
+def encoded(examples, encode, args, split: str):
     """Return the examples that fit, with id, prompt_ids and response_ids. ValueError if none fits."""
     fitting = []
     for i, example in enumerate(examples):

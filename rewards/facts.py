@@ -41,7 +41,7 @@ EXAMPLES = [
 ]
 
 
-def load(source, split, *, size=None, seed=0):
+def load(source, split: str, *, size=None, seed=0):
     """Return questions with one or two things. The things decide whether a question is for testing, for any seed."""
     if source:
         raise ValueError("facts makes its own problems, and takes no --data or --test_data")
@@ -115,12 +115,12 @@ def calls_of(turns):
     return found
 
 
-def state(turns, problem):
+def state(turns, problem) -> tuple:
     """Return the question and what the model has found out: the order does not matter."""
     return problem["messages"][-1]["content"], *sorted({str(call) for call in calls_of(turns)})
 
 
-def score_conversation(turns, answer):
+def score_conversation(turns, answer) -> dict:
     """Return a conversation's reward: for the answer, and per turn for needed calls, needless calls and errors."""
     right_tool, needless, errors = [], [], []
     still_needed = list(answer["needs"])
@@ -137,7 +137,7 @@ def score_conversation(turns, answer):
     return {"reward": reward, "correct": last["correct"], "format": last["format"], "parts": parts}
 
 
-def score(response, answer):
+def score(response, answer) -> dict:
     """Score the last turn: its last number must be the answer, and a call is no answer."""
     numbers = NUMBER.findall(response)
     is_answer = bool(numbers) and not CALL.search(response)

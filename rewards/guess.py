@@ -17,7 +17,7 @@ TOLD = f"Guess my number from 1 to {HIGHEST}. Answer with one number. I say high
 GAME = ["Guess.", "8", "higher", "11", "lower", "9", "right! A new number. Guess."]
 
 
-def load(source, split, *, size=None, seed=0):
+def load(source, split: str, *, size=None, seed=0):
     """Return games: sampled at random for training, and every number equally often for testing."""
     if source:
         raise ValueError("guess makes its own games, and takes no --data or --test_data")
@@ -38,7 +38,7 @@ def guess_of(turn):
     return int(found[1]) if found else None
 
 
-def reply(turns, problem):
+def reply(turns, problem) -> str | None:
     """Say whether the number is higher or lower than the last guess; None if the game is over."""
     number = problem["answer"]
     guess = guess_of(turns[-1])
@@ -52,7 +52,7 @@ def state(turns, problem):
     return known(map(guess_of, turns), problem["answer"])
 
 
-def known(guesses, number):
+def known(guesses, number) -> tuple:
     """Return (low, high), where the number can be after these guesses and their replies."""
     low, high = 1, HIGHEST
     for guess in guesses:
@@ -65,7 +65,7 @@ def known(guesses, number):
     return low, high
 
 
-def score_conversation(turns, answer):
+def score_conversation(turns, answer) -> dict:
     """Return a game's reward from all its turns: for winning, less with every turn; and for guesses that make sense."""
     guesses = [guess_of(turn) for turn in turns]
     won = guesses[-1] == answer
@@ -87,5 +87,5 @@ def score(response, answer):
     return score_conversation([response], answer)
 
 
-def score_all(responses, answers):
+def score_all(responses, answers) -> list:
     return [score(response, answer) for response, answer in zip(responses, answers)]

@@ -47,7 +47,7 @@ REQUEST = {
 MAX_LENGTH = 5000  # characters per answer; the largest boards have half as many
 
 
-def score(response, answer):
+def score(response, answer) -> dict:
     """Score one response by the generator's own verifier, which gets the last complete <answer>...</answer>.
 
     In: `response`, the model's text after the prefix; `answer`, {"generator", "options", "think", "entry"} from `load`.
@@ -66,7 +66,7 @@ def score(response, answer):
     return {"reward": reward if math.isfinite(reward) else 0.0, "correct": reward == 1, "format": is_answer}
 
 
-def score_all(responses, answers):
+def score_all(responses, answers) -> list:
     """Score each response with its answer, in order."""
     return [score(response, answer) for response, answer in zip(responses, answers, strict=True)]
 
@@ -75,7 +75,7 @@ def score_all(responses, answers):
 # Loading
 
 
-def check(names, options, source=""):
+def check(names, options, source="") -> tuple:
     """Return ({generator: its options}, think) of the two settings.
 
     ValueError, with the nearest names, if one can't be right.
@@ -104,7 +104,7 @@ def check(names, options, source=""):
     return chosen, think
 
 
-def read_options(text):
+def read_options(text: str):
     try:
         options = json.loads(text)
     except ValueError:
@@ -114,7 +114,7 @@ def read_options(text):
     return options
 
 
-def check_name(name):
+def check_name(name) -> None:
     names = registry().keys() - UNSAFE - LENIENT
     if name in UNSAFE:
         raise ValueError(f"--gym {name}: its verifier runs the response as a program, which is not safe")
@@ -124,7 +124,7 @@ def check_name(name):
         raise ValueError(f"--gym has no generator {name!r}{nearest(name, names)}")
 
 
-def check_answers(name, options):
+def check_answers(name, options) -> None:
     """Raise ValueError unless the generator takes these options, and its first problems have an answer."""
     try:
         made = dataset(name, json.dumps(options))
@@ -135,13 +135,13 @@ def check_answers(name, options):
         raise ValueError(f"--gym {name}: the answer to its problems is empty")
 
 
-def nearest(name, names):
+def nearest(name, names) -> str:
     """Return the end of an error's line: the most similar names, or all names if they are few."""
     close = difflib.get_close_matches(name, names, n=3) or sorted(names)[:12]
     return f"; nearest: {', '.join(close)}"
 
 
-def registry():
+def registry() -> dict:
     """Return {name: (class, class of its parameters)} of the library's generators, except the one that joins others."""
     from reasoning_gym.factory import DATASETS  # imported late: it takes a second
 
@@ -161,7 +161,7 @@ def dataset(name, options, seed=0, size=10):
     return create_dataset(name, seed=seed, size=size, **json.loads(options))
 
 
-def load(source, split, *, gym="letter_counting", gym_options="{}", size=None, seed=0):
+def load(source, split: str, *, gym="letter_counting", gym_options="{}", size=None, seed=0):
     """Return problems of the generators in turn: equally many of each, or all of a generator that has fewer.
 
     Out: a list of dicts with `messages`, `prefix`, `answer` (see `score`) and `category`, the generator's name.
@@ -175,7 +175,7 @@ def load(source, split, *, gym="letter_counting", gym_options="{}", size=None, s
     return take_turns(groups)[:wanted]
 
 
-def generate(name, options, think, count, split, seed):
+def generate(name, options, think, count, split: str, seed) -> list:
     """Return up to `count` different problems of one generator."""
     tries = 2 * TEST_SHARE * count  # a test problem needs TEST_SHARE tries, and some problems come twice
     made = dataset(name, json.dumps(options), random.Random(f"{seed} {name}").randrange(2**31), tries)
@@ -192,7 +192,7 @@ def generate(name, options, think, count, split, seed):
     return list(problems.values())
 
 
-def make_item(name, options, think, entry):
+def make_item(name, options, think, entry) -> dict:
     """Return a problem for the trainers. entry: the library's, with question, answer and metadata."""
     return {
         "messages": [{"role": "user", "content": f"{entry['question']}\n{REQUEST[think]}"}],

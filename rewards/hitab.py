@@ -54,7 +54,7 @@ NUMBER = re.compile(
 )
 
 
-def score(response, answer):
+def score(response, answer) -> dict:
     r"""Score one response: 1 if its answer equals the known one, otherwise 0.
 
     In: `response`, the model's text after the prompt; `answer`, the known answer, a list of numbers and texts.
@@ -78,12 +78,12 @@ def score(response, answer):
     return {"reward": float(correct), "correct": correct, "format": mine is not None, "timed_out": False}
 
 
-def score_all(responses, answers):
+def score_all(responses, answers) -> list:
     """Score each response with its answer, in order."""
     return [score(response, answer) for response, answer in zip(responses, answers, strict=True)]
 
 
-def last_answer(text):
+def last_answer(text: str):
     r"""Return the content of the \boxed{...} or <answer>...</answer> that begins last, "" if neither is complete.
 
     So a box within the last answer block is the answer, and the words around the box don't count.
@@ -95,7 +95,7 @@ def last_answer(text):
     return "" if start < 0 else text[start + len("<answer>") : text.index("</answer>", start)]
 
 
-def read_answer(text, *, thousands=True):
+def read_answer(text: str, *, thousands=True):
     r"""Read an answer's text: (its numbers, its texts), both sorted, or None if it is empty or too long.
 
     Commas, semicolons, line breaks and the word "and" separate the parts of an answer, in the response's and in the
@@ -128,14 +128,14 @@ def read_answer(text, *, thousands=True):
     return (sorted(numbers), sorted(texts)) if numbers or texts else None
 
 
-def number(text):
+def number(text: str):
     """Return the number at the start of a lower-case text if only its unit follows. None if not, or if infinite."""
     match = NUMBER.fullmatch(text)
     value = float(match[1] + match[2] + (match[3] or "")) if match else math.inf
     return value if math.isfinite(value) else None
 
 
-def same(mine, theirs):
+def same(mine, theirs) -> bool:
     """Return whether two answers from `read_answer` are equal."""
     if len(mine[0]) != len(theirs[0]) or mine[1] != theirs[1]:
         return False
@@ -161,7 +161,7 @@ STEPS = {
 KIND_OF_STEP = {step: kind for kind, steps in STEPS.items() for step in steps}
 
 
-def load(source, split, *, size=None, seed=0):
+def load(source, split: str, *, size=None, seed=0):
     """Return questions as training or test items.
 
     In:
@@ -189,7 +189,7 @@ def load(source, split, *, size=None, seed=0):
     return items
 
 
-def make_item(table, question, answer, category):
+def make_item(table, question, answer, category) -> dict:
     """Return an item for the trainers: chat messages, prefix, gold answer, category. `table`: its Markdown."""
     return {
         "messages": [
@@ -202,7 +202,7 @@ def make_item(table, question, answer, category):
     }
 
 
-def read_source(source, split):
+def read_source(source, split: str):
     """Return the items of the folder's samples for the split, of the file, or of the hub data set."""
     path = Path(source).expanduser()
     if path.is_dir() and not is_saved(path):
@@ -214,7 +214,7 @@ def read_source(source, split):
     return [item for _, item in items_of(rows, str(path), read_tables(path.parent, wanted))]
 
 
-def samples_file(folder, split):
+def samples_file(folder, split: str):
     """Return the file of samples in the folder or its folder data. ValueError if there is none."""
     for place in (folder, folder / "data"):
         if (place / SAMPLES[split]).is_file():
@@ -246,7 +246,7 @@ def read_tables(folder, wanted):
     return tables
 
 
-def read_hub(name, split):
+def read_hub(name, split: str) -> list:
     """Return items of the data set's part for the split.
 
     If the data set does not have both parts, `split_of` selects the split's tables from all parts.
@@ -335,7 +335,7 @@ def file_table(name, content):
         raise ValueError(f"table {name!r} could not be read: {error}") from error
 
 
-def read_literal(text, what):
+def read_literal(text: str, what):
     """Return the object in a text, which is JSON or a Python literal. ValueError if it is neither."""
     for read in (json.loads, ast.literal_eval):
         try:
@@ -349,7 +349,7 @@ def read_literal(text, what):
 # Generating
 
 
-def generate(n, seed=0, split="train"):
+def generate(n, seed=0, split: str = "train"):
     """Make `n` different questions, each about a different table.
 
     In:
@@ -367,7 +367,7 @@ def generate(n, seed=0, split="train"):
     return puzzles.take_turns(generate_kind(share, kind, seed, split) for kind, share in puzzles.shares(n, KINDS))
 
 
-def generate_kind(how_many, kind, seed, split):
+def generate_kind(how_many, kind, seed, split: str):
     """Return `how_many` questions of one kind, about different tables."""
     rng = random.Random(f"hitab {seed} {split} {kind}")
     ask = {

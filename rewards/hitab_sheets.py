@@ -1,6 +1,8 @@
 """Invent tables in HiTab's form, with two levels of headers on both sides, and questions about them."""
 
 # The columns of a table: the words for both levels, how a question names a column, labels of both levels.
+from random import Random
+
 TIMES = [
     {
         "levels": ("year", "quarter"),
@@ -108,7 +110,7 @@ SHAPES = [
 ]
 
 
-def make_sheet(rng):
+def make_sheet(rng: Random) -> dict:
     """Return the content of a random table, a dict.
 
     - `rows`, `columns`: the (upper label, lower label) of each row and column, without totals
@@ -143,7 +145,7 @@ def make_sheet(rng):
     }
 
 
-def layout(sheet):
+def layout(sheet) -> dict:
     """Return the sheet as a table in the release's layout (see `markdown`), with merged headers and its totals."""
     rows = lines_of(sheet["rows"], sheet["row_totals"])
     columns = lines_of(sheet["columns"], sheet["column_totals"])
@@ -197,7 +199,7 @@ def add_up(values, lines):
     return sums
 
 
-def places_of(labels, group):
+def places_of(labels, group) -> list:
     """Return the places of the group's members in a list of (upper label, lower label)."""
     return [place for place, (upper, _) in enumerate(labels) if upper == group]
 
@@ -217,7 +219,7 @@ def total(sheet, rows, columns):
     return sum(sheet["values"][i][j] for i in rows for j in columns)
 
 
-def in_digits(sheet, value):
+def in_digits(sheet, value) -> str:
     """Format a value as the table shows it: 12.5 for 125 tenths, 1,234 for a large number."""
     if sheet["numbers"] == "decimal":
         return f"{value / 10:.1f}"
@@ -229,7 +231,7 @@ def in_answer(sheet, value):
     return value / 10 if sheet["numbers"] == "decimal" else value
 
 
-def name_row(sheet, i):
+def name_row(sheet, i) -> str:
     """Name a row as a question does, such as "in Aldby (North)"."""
     upper, lower = sheet["rows"][i]
     return f"{sheet['things']['preposition']} {sheet['things']['name'].format(upper=upper, lower=lower)}"
@@ -241,12 +243,12 @@ def name_column(sheet, j):
     return sheet["times"]["name"].format(upper=upper, lower=lower)
 
 
-def two_of(rng, labels):
+def two_of(rng: Random, labels) -> list:
     """Return the places of two lines, in their order."""
     return sorted(rng.sample(range(len(labels)), 2))
 
 
-def ask_lookup(rng, sheet):
+def ask_lookup(rng: Random, sheet) -> tuple:
     """Ask for a number that the table shows, or for two of them: (the question, the answer)."""
     measure = sheet["measure"]
     i, j = rng.randrange(len(sheet["rows"])), rng.randrange(len(sheet["columns"]))
@@ -272,7 +274,7 @@ def ask_lookup(rng, sheet):
     return rng.choice(wordings), [in_answer(sheet, sheet["values"][i][j])]
 
 
-def ask_sum(rng, sheet):
+def ask_sum(rng: Random, sheet) -> tuple:
     """Ask for a sum of several values: (the question, the answer)."""
     measure, preposition = sheet["measure"], sheet["things"]["preposition"]
     i, j = rng.randrange(len(sheet["rows"])), rng.randrange(len(sheet["columns"]))
@@ -305,7 +307,7 @@ def ask_sum(rng, sheet):
     return question, [in_answer(sheet, total(sheet, rows, columns))]
 
 
-def ask_difference(rng, sheet):
+def ask_difference(rng: Random, sheet) -> tuple:
     """Ask for the difference of two numbers: (the question, the answer), with the answer None if it is 0."""
     measure, values = sheet["measure"], sheet["values"]
     i, j = rng.randrange(len(sheet["rows"])), rng.randrange(len(sheet["columns"]))
@@ -329,7 +331,7 @@ def ask_difference(rng, sheet):
     return rng.choice(wordings), [in_answer(sheet, difference)] if difference else None
 
 
-def ask_comparison(rng, sheet):
+def ask_comparison(rng: Random, sheet) -> tuple:
     """Ask for a label: (the question, the answer), with the answer None if two numbers are equal."""
     measure, (upper, lower) = sheet["measure"], sheet["things"]["levels"]
     i, j = rng.randrange(len(sheet["rows"])), rng.randrange(len(sheet["columns"]))

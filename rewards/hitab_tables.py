@@ -1,7 +1,7 @@
 """Format HiTab's tables, whose headers have several levels, as Markdown with one line of headers."""
 
 
-def markdown(table):
+def markdown(table) -> str:
     """Return a table in Markdown: its title on top, and one line of headers, in which slashes join the levels.
 
     In: a table in the layout of the release's tables/raw, a dict. It has
@@ -53,7 +53,7 @@ def markdown(table):
     return "\n".join([title, "", *written] if title else written)
 
 
-def join_levels(outside, cells):
+def join_levels(outside, cells) -> str:
     """Return a one-line header, its levels joined. In: labels of other lines above; (own text, filled text) of cells.
 
     A text that fills a merged cell is dropped if it already is a level.

@@ -35,7 +35,7 @@ class Judge:
         self.seconds = seconds
         self.has_warned = False
 
-    def start(self):
+    def start(self) -> None:
         """Begin to start the process; call waits for it."""
         self.pipe, theirs = Pipe()
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
@@ -84,7 +84,7 @@ class Judge:
             raise own.TaskError(error)
         return result
 
-    def end(self):
+    def end(self) -> None:
         """End the process, with all that it has started."""
         self.pipe.close()
         with contextlib.suppress(ProcessLookupError):
@@ -93,7 +93,7 @@ class Judge:
         self.process = None
 
 
-def work(file, pipe):
+def work(file, pipe) -> None:
     """Run the process's loop: answer calls until its pipe breaks, which is when the trainer ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # even in the middle of a call that hangs
     task, name, arguments = None, "load", [""]

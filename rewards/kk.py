@@ -18,6 +18,7 @@ import ast
 import random
 import re
 from functools import cache
+from random import Random
 
 from rewards import puzzles
 from rewards.rows import check_columns, check_split, check_text, files_of, hub_parts, read_file
@@ -43,7 +44,7 @@ PREFIX = "<think>"
 # Scoring
 
 
-def score(response, answer, strict=False):
+def score(response, answer, strict=False) -> dict:
     """Score one response by Logic-RL's rule.
 
     In: `response`, the model's text after the prompt, which ends in `<think>`; `answer`, {name: True if knight}.
@@ -76,12 +77,12 @@ def score(response, answer, strict=False):
     }
 
 
-def score_all(responses, answers):
+def score_all(responses, answers) -> list:
     """Score each response with its answer, in order."""
     return [score(response, answer) for response, answer in zip(responses, answers)]
 
 
-def split_response(text):
+def split_response(text: str) -> tuple:
     """Return (reasoning, answer block) if each of the four tags occurs exactly once and in order, else (None, None)."""
     tags = ["<think>", "</think>", "<answer>", "</answer>"]
     if any(text.count(tag) != 1 for tag in tags):
@@ -128,7 +129,7 @@ def is_plain_list(block, names):
 
 
 @cache
-def truth_table(n):
+def truth_table(n) -> tuple:
     """Return (all ones, [table of "person i is a knight"]) for n people. Person 0 is assignment k's highest bit."""
     knights = [sum(1 << k for k in range(2**n) if k >> (n - 1 - i) & 1) for i in range(n)]
     return (1 << 2**n) - 1, knights
@@ -161,7 +162,7 @@ def consistent(speaker, statement, n):
     return everywhere ^ knights[speaker] ^ table_of(statement, n)
 
 
-def solve(statements):
+def solve(statements) -> list:
     """Return all assignments that are consistent with the statements.
 
     In: one statement per person. Out: a list of tuples of bools (True = knight), in ascending order.
@@ -177,7 +178,7 @@ def solve(statements):
 # Loading
 
 
-def load(source, split, people="3-7", size=None, seed=0):
+def load(source, split: str, people="3-7", size=None, seed=0):
     """Return puzzles as training or test items.
 
     In:
@@ -209,12 +210,12 @@ def load(source, split, people="3-7", size=None, seed=0):
     return puzzles.draw(by_people, size, seed)
 
 
-def parse_people(text):
+def parse_people(text: str):
     """Return the numbers of people in "3-7", "2,3" or "5" as a sorted list. ValueError if the text has another form."""
     return puzzles.parse_counts(text, "people", "3-7 or 2,3 or 5", MIN_PEOPLE, MAX_PEOPLE)
 
 
-def read_rows(source, split):
+def read_rows(source, split: str):
     """Return [(where, row)] for each row of the file, the folder's files or the hub data set, whose configs are splits.
 
     A row has all COLUMNS; a missing value is None.
@@ -233,7 +234,7 @@ def read_rows(source, split):
     return found
 
 
-def make_item(quiz, names, solution, statements):
+def make_item(quiz, names, solution, statements) -> dict:
     """Return an item for the trainers: chat messages, prefix of the response, gold answer, category, and the puzzle."""
     return {
         "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": quiz + "\n"}],
@@ -246,7 +247,7 @@ def make_item(quiz, names, solution, statements):
     }
 
 
-def check_names(where, names):
+def check_names(where, names) -> None:
     """Raise ValueError unless names is a list of different names, all of which `read_answer` can find."""
     if not isinstance(names, list) or not names:
         raise ValueError(f"{where}: names must be a list of names, not {names!r}")
@@ -287,7 +288,7 @@ def check_row(where, row):
     return make_item(quiz, names, solution, statements)
 
 
-def check_statement(statement, n, where):
+def check_statement(statement, n, where) -> None:
     """Raise ValueError unless the statement consists of known operators with the right number of parts."""
     if not isinstance(statement, (tuple, list)) or len(statement) < 2:
         raise ValueError(f"{where}: {statement!r} is no statement")
@@ -355,7 +356,7 @@ DEPTH = 2  # levels of nested connectives in a statement
 MAX_MISSES = 3000  # consecutive tries without a new puzzle before generation stops; 20 to 50 are usual
 
 
-def generate(n, people="3-7", seed=0, split="train"):
+def generate(n, people="3-7", seed=0, split: str = "train"):
     """Make `n` different puzzles, each with exactly one solution.
 
     In:
@@ -375,7 +376,7 @@ def generate(n, people="3-7", seed=0, split="train"):
     return puzzles.take_turns(groups)
 
 
-def generate_size(how_many, count, seed, split):
+def generate_size(how_many, count, seed, split: str):
     """Return `how_many` different puzzles of `count` people."""
     rng = random.Random(f"knights and knaves {seed} {split} {count} {DEPTH}")
     items = []
@@ -402,7 +403,7 @@ def generate_size(how_many, count, seed, split):
     return items
 
 
-def make_statement(rng, speaker, n):
+def make_statement(rng: Random, speaker, n):
     """Return a random informative statement: neither it nor `consistent` is the same in all assignments."""
     everywhere = truth_table(n)[0]
     while True:
@@ -412,7 +413,7 @@ def make_statement(rng, speaker, n):
             return statement
 
 
-def grow(rng, n, depth):
+def grow(rng: Random, n, depth):
     """Return a random statement with at most `depth` nested connectives."""
     if depth == 0 or rng.random() < 0.2:
         return leaf(rng, rng.randrange(n))
@@ -423,7 +424,7 @@ def grow(rng, n, depth):
     return (op, grow(rng, n, depth - 1), grow(rng, n, depth - 1))
 
 
-def leaf(rng, person):
+def leaf(rng: Random, person):
     claim = (rng.choice(["telling-truth", "lying"]), person)
     return ("not", claim) if rng.random() < 0.25 else claim
 
@@ -464,7 +465,7 @@ def recolour(statement, speaker, colours):
     return f"({op} {' '.join(texts)})"
 
 
-def tell(rng, names, statements):
+def tell(rng: Random, names, statements) -> str:
     """Write the puzzle in English."""
     listed = ", ".join(names[:-1]) + " and " + names[-1]
     lines = [rng.choice(INTROS).format(n=len(names), names=listed)]
@@ -474,7 +475,7 @@ def tell(rng, names, statements):
     return " ".join([*lines, rng.choice(QUESTIONS)])
 
 
-def phrase(rng, names, statement, inner=False):
+def phrase(rng: Random, names, statement, inner=False):
     """Write one statement in English. A connective within another one is in brackets."""
     op, *parts = statement
     if op in ("telling-truth", "lying"):

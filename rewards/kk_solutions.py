@@ -12,6 +12,7 @@ indicator, assumption, assertion.
 
 import itertools
 import random
+from random import Random
 
 from rewards import kk
 
@@ -30,17 +31,17 @@ REASON_END = ".|, I think.|, I guess.|, I feel."
 DRAW, DRAWN_END = "\x01", "\x02"  # mark words that cannot be predicted; the model learns no marks
 
 
-def unmark(text):
+def unmark(text: str):
     """Return the text without marks, as the model learns it."""
     return text.replace(DRAW, "").replace(DRAWN_END, "")
 
 
-def drawn(text):
+def drawn(text: str):
     """Return the text with all of its words marked as unpredictable."""
     return DRAW + unmark(text) + DRAWN_END
 
 
-def say(rng, *slots, who=""):
+def say(rng: Random, *slots, who=""):
     """Return a random wording of each slot, joined by blanks and marked, with `who` in place of "~"."""
     words = []
     for slot in slots:
@@ -49,7 +50,7 @@ def say(rng, *slots, who=""):
     return drawn(" ".join(words)).replace("~", DRAWN_END + who + DRAW)
 
 
-def say_roles(rng, names, roles, foreseen=True):
+def say_roles(rng: Random, names, roles, foreseen=True):
     """List all people with their roles in a case: "Wei honest and Omar lying". foreseen: are the roles predictable?"""
     words = ["honest" if knight else "lying" for knight in roles]
     people = [f"{name} {word if foreseen else drawn(word)}" for name, word in zip(names, words)]
@@ -84,20 +85,20 @@ def shorten(statement, names, roles=None, inner=False):
     return f"({text})" if roles is None else f"({text}) {'(yes)' if holds_in(statement, roles) else '(no)'}"
 
 
-def holds_in(statement, roles):
+def holds_in(statement, roles) -> bool:
     """Return whether the statement is true in the case `roles`."""
     place = int("".join(str(int(role)) for role in roles), 2)  # the case's bit in kk's truth tables
     return bool(kk.table_of(statement, len(roles)) >> place & 1)
 
 
-def restate(rng, puzzle):
+def restate(rng: Random, puzzle) -> str:
     """Return everyone's claim, in order, as text."""
     names = puzzle["names"]
     claims = zip(names, puzzle["statements"])
     return "".join(f" {say(rng, CLAIMS, who=name)} {shorten(claim, names)}." for name, claim in claims)
 
 
-def judge(rng, speaker, statement, names, roles, restated=False):
+def judge(rng: Random, speaker, statement, names, roles, restated=False) -> tuple:
     """Return (sentence, fits): the statement's truth in this case, in words; whether the speaker can have said it.
 
     restated: the sentence repeats the speaker's role in this case, just before it says whether the two fit.
@@ -111,7 +112,7 @@ def judge(rng, speaker, statement, names, roles, restated=False):
     return text + ("." if fits else say(rng, CLASH) + "."), fits
 
 
-def careful_reasoning(rng, puzzle, most_cases=None, told=True, restated=False):
+def careful_reasoning(rng: Random, puzzle, most_cases=None, told=True, restated=False) -> tuple:
     """Return (text, roles): a case analysis, and the roles that it finds.
 
     It goes through the assignments in ascending or descending order, from a random one on, and wraps around, until one
@@ -137,7 +138,7 @@ def careful_reasoning(rng, puzzle, most_cases=None, told=True, restated=False):
     raise ValueError("no case agrees with all statements")
 
 
-def hasty_reasoning(rng, puzzle):
+def hasty_reasoning(rng: Random, puzzle) -> tuple:
     """Return (text, roles): a random guess with a meaningless reason."""
     names = puzzle["names"]
     roles = tuple(rng.random() < 0.5 for _ in names)
@@ -146,7 +147,7 @@ def hasty_reasoning(rng, puzzle):
     return text + f"{why} {drawn(rng.choice(names))}'s {its} {looks} {how}{say(rng, REASON_END)}", roles
 
 
-def solution(rng, puzzle, careful, most_cases=None, told=True, restated=False):
+def solution(rng: Random, puzzle, careful, most_cases=None, told=True, restated=False) -> str:
     """Return the text after the prompt, which ends in <think>: reasoning, then the answer in the papers' format."""
     if careful:
         reasoning, roles = careful_reasoning(rng, puzzle, most_cases, told, restated)
@@ -157,7 +158,7 @@ def solution(rng, puzzle, careful, most_cases=None, told=True, restated=False):
     return f"{reasoning}</think><answer> {answer}</answer>"
 
 
-def retell(rng, puzzle):
+def retell(rng: Random, puzzle):
     """Return the same puzzle with different names and wordings."""
     names = rng.sample(kk.NAMES, len(puzzle["names"]))
     quiz = kk.tell(rng, names, puzzle["statements"])

@@ -10,7 +10,7 @@ import re
 SIZE = {"train": 2000, "test": 128}
 
 
-def load(source, split, *, size=None, seed=0):
+def load(source, split: str, *, size=None, seed=0):
     """Generate problems. The numbers themselves decide whether a problem is a test problem, for any seed."""
     if source:
         raise ValueError("it makes its own problems, and takes no --data or --test_data")
@@ -31,7 +31,7 @@ def worked(problem, careful, seed):
     return problem["answer"]
 
 
-def score(response, answer):
+def score(response, answer) -> dict:
     """Return 1 if the response names one number, the largest, otherwise 0: repeating all four is not an answer."""
     named = re.findall(r"[0-9]+", response)
     correct = named == [answer]

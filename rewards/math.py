@@ -52,7 +52,7 @@ def score(response, answer):
     return score_all([response], [answer])[0]
 
 
-def score_all(responses, answers):
+def score_all(responses, answers) -> list:
     r"""Score responses, in order.
 
     In: `responses`, any texts; `answers`, per response a gold text or a list of them, any of which counts, or
@@ -100,7 +100,7 @@ def answer_of(response, marker):
     return last_box(behind) or re.split(r"\n|</answer>", behind)[0].strip(" *") or last_box(response)
 
 
-def last_box(text):
+def last_box(text: str):
     r"""Return the content of the complete \boxed{...} that opens last, or None. It takes linear time.
 
     Of nested boxes it is the innermost one. Unfinished boxes and escaped braces don't count.
@@ -130,7 +130,7 @@ STATEMENT = re.compile(rf"(.*[A-Za-z].*?)\s*(?:{VERB}|(?<=answer)(?=\s?:))[\s:]*
 UNSTATED = re.compile(r"\b(?:not|no|if|than|least|most|because)\b")  # The answer is not 2
 
 
-def stated(text):
+def stated(text: str):
     """Return the value that a sentence states: 2 for The answer is 2. Other texts stay as they are."""
     sentence = UNWRAPPED.sub(r"\1", text)
     plain = AROUND.sub("", sentence)
@@ -164,7 +164,7 @@ def glance(answer, golds):
 # Loading
 
 
-def load(source, split, *, size=None, seed=0):
+def load(source, split: str, *, size=None, seed=0):
     """Return problems as training or test items.
 
     In:
@@ -213,7 +213,7 @@ def marker_of(messages):
     return asked[-1].lower() if asked else None
 
 
-def unreadable_golds(items):
+def unreadable_golds(items) -> set:
     """Return the golds, cleaned, that no rule can read."""
     golds = map(clean_gold, chain.from_iterable(item["answer"] for item in items))
     unknown = [gold for gold in dict.fromkeys(golds) if number(gold) is None]
@@ -221,7 +221,7 @@ def unreadable_golds(items):
     return {gold for gold, can_be_read in zip(unknown, replies) if not can_be_read}
 
 
-def read_source(source, split):
+def read_source(source, split: str) -> list:
     """Return [(name, rows)] of the file, each of the folder's files, or the hub data set. ValueError without any."""
     files = files_of(source, split)
     if files is None:
@@ -229,7 +229,7 @@ def read_source(source, split):
     return [(str(file), read_file(file)) for file in files]
 
 
-def read_hub(name, split):
+def read_hub(name, split: str) -> tuple:
     """Return (name, rows) of the data set's part for the split, or of its only part."""
     parts = hub_parts(name)
     if split not in parts and len(parts) > 1:
@@ -266,7 +266,7 @@ KINDS_OF_ROWS = (
 )
 
 
-def fields(row):
+def fields(row) -> tuple:
     """Return (prompt, answer) of a row in any form that `load` knows. LookupError or TypeError if it has none."""
     if isinstance(row, list):  # a conversation; on the hub, columns 0 and 1
         row = {"0": row[0], "1": row[1]}

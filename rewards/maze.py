@@ -22,7 +22,7 @@ TOLD = "Walk to 4,4. Answer with north, south, east or west. I say where you are
 WALK = ["at 1,1", "east", "wall, at 1,1", "south", "at 1,2", "east", "at 2,2. A new walk"]
 
 
-def load(source, split, *, size=None, seed=0):
+def load(source, split: str, *, size=None, seed=0):
     """Return mazes with a way to the goal. The walls alone decide whether a maze is for testing, for any seed."""
     if source:
         raise ValueError("maze makes its own problems, and takes no --data or --test_data")
@@ -83,7 +83,7 @@ def state(turns, problem):
     return walk(turns, problem["answer"])[-1]
 
 
-def reply(turns, problem):
+def reply(turns, problem) -> str | None:
     """Say where the model is, and whether there was a wall; None at the goal, and after a turn that is no move."""
     before, square = walk(turns, problem["answer"])[-2:]
     if move_of(turns[-1]) is None or square == GOAL or len(turns) == TURNS:
@@ -91,7 +91,7 @@ def reply(turns, problem):
     return f"{'wall, ' if square == before else ''}at {square[0]},{square[1]}"
 
 
-def score_conversation(turns, answer):
+def score_conversation(turns, answer) -> dict:
     """Return 1 for a shortest way to the goal, less for a longer one, and 0 for a walk that ends elsewhere."""
     is_there = walk(turns, answer)[-1] == GOAL
     reward = answer["shortest"] / len(turns) if is_there else 0.0

@@ -33,7 +33,7 @@ COMMANDS = {
 FRACTIONS = "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞↉"
 
 
-def plain(text):
+def plain(text: str):
     """Return the visible text in NFC, with blanks, dashes, quotes, full-width and mathematical letters in ASCII."""
     if text.isascii():
         return text
@@ -48,7 +48,7 @@ def fraction(sign):
     return unicodedata.normalize("NFKC", sign).split("⁄")
 
 
-def fractions_as_decimals(text):
+def fractions_as_decimals(text: str):
     """Write 3½ as 3.5."""
 
     def decimal(match):
@@ -58,7 +58,7 @@ def fractions_as_decimals(text):
     return re.sub(rf"([0-9]{{0,15}})\s?([{FRACTIONS}])", decimal, text)
 
 
-def latex(text):
+def latex(text: str):
     r"""Apply `plain`, and write mathematical characters as LaTeX: x² as x^{2}, 3½ as 3\frac{1}{2}, √12 as \sqrt{12}."""
     text = plain(text)
     if text.isascii():
@@ -74,12 +74,12 @@ def latex(text):
     return text.translate(commands)
 
 
-def root(match):
+def root(match) -> str:
     """Add braces to √3, √x and √(x+1). Others, such as √{3}, stay as they are."""
     return f"{ROOTS[match[1]]}{{{match[2] or match[3]}}}"
 
 
-def scripts(text):
+def scripts(text: str):
     """Write raised and lowered characters as ^{...} and _{...}."""
     for sign, letters in (("^", RAISED), ("_", LOWERED)):
         table = str.maketrans(letters)

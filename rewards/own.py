@@ -90,7 +90,7 @@ def file_of(module):
     return getattr(module, "__file__", None) or ""
 
 
-def load(name, task, source, split, size, seed):
+def load(name, task, source, split: str, size, seed):
     """Return the problems from the task's load(), completed with all optional keys. ValueError unless all are valid."""
     try:
         problems = task.load(source, split, size=size, seed=seed)
@@ -158,7 +158,7 @@ def check(name, task, problems, loads, seconds):
         raise ValueError(f"{name}: score() of an empty response took longer than --score_timeout, {seconds:g} s")
 
 
-def check_conversation(task, problem, seconds):
+def check_conversation(task, problem, seconds) -> None:
     """Try a Conversation with an empty turn. ValueError if it fails."""
     from runtime import tools
 
@@ -173,7 +173,7 @@ def check_conversation(task, problem, seconds):
         raise ValueError(f"{task.__file__}: Conversation.score() took longer than --score_timeout, {seconds:g} s")
 
 
-def reply(task, turns, problem):
+def reply(task, turns, problem) -> None:
     """Try reply(): it gives a string or None. TaskError if it raises, or gives anything else."""
     try:
         text = task.reply(*chosen(task.reply, {"turns": turns, "replies": [], "problem": problem}, "turns", "problem"))
@@ -230,7 +230,7 @@ def call(task, name, text, *more):
         return TIMED_OUT
 
 
-def check_scores(task, scores, responses):
+def check_scores(task, scores, responses) -> None:
     """Raise TaskError, with the task's file and the response, unless score_all() scored each response completely.
 
     responses: per response, the list of its turns.
@@ -255,7 +255,7 @@ def check_scores(task, scores, responses):
             raise TaskError(str(error)) from error
 
 
-def check_json(value, what):
+def check_json(value, what) -> None:
     """Raise ValueError unless the value can be kept as JSON, which has no NaN and no dates."""
     try:
         json.dumps(value, allow_nan=False)
@@ -263,7 +263,7 @@ def check_json(value, what):
         raise ValueError(f"{what} can't be kept as JSON: {error}") from error
 
 
-def failure(file, name, text, error):
+def failure(file, name, text: str, error) -> str:
     """Say in one line what a task's function raised, where in the file, and for which turn."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     where = f" in line {lines[-1]}" if lines else ""
@@ -281,5 +281,5 @@ def as_model(model, found, what):
         raise ValueError(f"{what} is not complete: {place}: {first['msg']}; it is {found!r:.200}") from error
 
 
-def said(error):
+def said(error) -> str:
     return f"{type(error).__name__}: {error}"

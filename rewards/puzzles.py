@@ -7,17 +7,17 @@ import re
 TEST_SHARE = 10  # one in ten belongs to the test split, for any seed
 
 
-def digest(text):
+def digest(text: str):
     """Return the SHA-256 (hex)."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def split_of(digest):
+def split_of(digest) -> str:
     """Return the split of a puzzle, whatever the seed. digest: of the puzzle's identity."""
     return "test" if int(digest, 16) % TEST_SHARE == 0 else "train"
 
 
-def parse_counts(text, name, examples, least, most):
+def parse_counts(text: str, name, examples, least, most) -> list:
     """Return the numbers in "3-7", "2,3" or "5" as a sorted list. ValueError if the text has a different form.
 
     name, examples: the setting's, for the error. least, most: the numbers' limits.
@@ -36,7 +36,7 @@ def parse_counts(text, name, examples, least, most):
     return sorted(counts)
 
 
-def shares(n, kinds):
+def shares(n, kinds) -> list:
     """Return [(kind, how many of it)]: together n, equally many of each, or one more."""
     share, extra = divmod(n, len(kinds))
     return [(kind, share + (i < extra)) for i, kind in enumerate(kinds)]
@@ -54,7 +54,7 @@ def draw(by_kind, size, seed):
     return take_turns(groups.values())[:size]
 
 
-def take_turns(groups):
+def take_turns(groups) -> list:
     """Merge several lists: the first element of each, then the second of each, and so on to the end of the longest."""
     groups = list(groups)
     longest = max(map(len, groups))

@@ -18,14 +18,14 @@ MEDIA = re.compile(
 )
 
 
-def check_split(split, size=None):
+def check_split(split: str, size=None) -> None:
     if split not in SPLITS:
         raise ValueError(f"split must be train or test, not {split!r}")
     if size is not None and size < 1:
         raise ValueError(f"size must be at least 1, not {size}")
 
 
-def files_of(source, split):
+def files_of(source, split: str):
     """Return the files that a path names: itself, or the folder's files for the split.
 
     None if it is a hub id, or a folder that `save_to_disk` of the library `datasets` has written.
@@ -48,12 +48,12 @@ def is_saved(folder):
     return is_data_set or (folder / "dataset_dict.json").is_file()
 
 
-def is_written_as_path(name):
+def is_written_as_path(name) -> bool:
     """Return whether the name can only be a path, not a hub id: it begins like a path, or ends like a file."""
     return name.startswith((".", "/", "~")) or Path(name).suffix in SUFFIXES | OTHER_FILES
 
 
-def folder_files(folder, split):
+def folder_files(folder, split: str):
     """Return the folder's data files for the split: those whose name says so, and those whose name has no split.
 
     If any file has "train" in its name, only such files are for training.
@@ -115,7 +115,7 @@ def check_rows(rows, where):
     return rows
 
 
-def is_chat(found, keys=("role", "from", "type")):
+def is_chat(found, keys=("role", "from", "type")) -> bool:
     """Return whether this is a list of turns, or of a turn's parts."""
     return isinstance(found, list) and any({*keys} & {*turn} for turn in found if isinstance(turn, dict))
 
@@ -165,7 +165,7 @@ def hub_parts(name, *config):
         ) from error
 
 
-def check_columns(rows, columns, where):
+def check_columns(rows, columns, where) -> None:
     """Raise ValueError if a row is not an object, or if no row has one of the columns. `where`: the file or hub id."""
     there = []
     for i, row in enumerate(rows, 1):
@@ -178,7 +178,7 @@ def check_columns(rows, columns, where):
         raise ValueError(f"{where} lacks the columns {', '.join(missing)}; it has {', '.join(there)}{of_math}")
 
 
-def text_of(content):
+def text_of(content) -> str:
     """Return the text of a turn's content: a text, or a list of parts, {"type": "text", "text": …}. Else ValueError."""
     parts = content if isinstance(content, list) else [content]
     texts = []
@@ -197,7 +197,7 @@ def with_content(turn):
     return {**turn, "content": ""} if calls_only else turn
 
 
-def check_text(text, where):
+def check_text(text: str, where) -> None:
     """Raise ValueError unless the text can be written as UTF-8. JSON may have half of a surrogate pair: \\ud800."""
     try:
         text.encode()

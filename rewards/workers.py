@@ -65,7 +65,7 @@ class Worker:
         verdict, self.seconds = reply or (None, TIME_LIMIT)
         return verdict
 
-    def start(self):
+    def start(self) -> None:
         # The path is explicit because PYTHONSAFEPATH drops the working folder. The worker ends when its input ends,
         # which is when the trainer ends. Its own process group keeps Ctrl-C from reaching it. A session of its own
         # could take minutes to start on a busy machine, because Linux may divide processor time between sessions
@@ -88,7 +88,7 @@ class Worker:
         poll.register(self.process.stdout, select.POLLIN)
         return self.process.stdout.readline() if poll.poll(seconds * 1000) else ""
 
-    def kill(self):
+    def kill(self) -> None:
         """End the worker and its copy."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -106,7 +106,7 @@ def idle_workers():
     return workers
 
 
-def ask(jobs):
+def ask(jobs) -> list:
     """Return the workers' replies to the jobs, in order: True, False, or None if the job was killed or too late."""
     left = BATCH_LIMIT + len(jobs) * BATCH_LIMIT_PER_ANSWER
     lock = threading.Lock()
@@ -130,7 +130,7 @@ def ask(jobs):
         return list(threads.map(ask_one, jobs))
 
 
-def work():
+def work() -> None:
     """Run a worker's loop: pass jobs to its copy, and the copy's replies back, until its input ends."""
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # keep a library's output out of the replies
@@ -159,7 +159,7 @@ def work():
             reply = None
 
 
-def start_copy():
+def start_copy() -> tuple:
     """Fork this process. Return (the copy, a pipe for jobs and replies, which breaks if the copy dies)."""
     fork = multiprocessing.get_context("fork")
     here, there = fork.Pipe()
@@ -169,7 +169,7 @@ def start_copy():
     return copy, here
 
 
-def compare(theirs, mine):
+def compare(theirs, mine) -> None:
     """Run the loop of a worker's copy: reply to jobs until the pipe breaks. In: the worker's end, and its own."""
     theirs.close()  # or the pipe would not break at the worker's death
     # The system's default action ends the process, even during a computation that Python can't interrupt.
@@ -192,7 +192,7 @@ CAPABILITY_VERSION, READ_ANY_FILE = 0x20080522, 1 << 2  # the second is CAP_DAC_
 NOBODY = 65534
 
 
-def leave_the_network():
+def leave_the_network() -> None:
     """Put this process in a network of its own, without connections. If the system forbids that, do nothing.
 
     Root may do so directly, others in a user namespace of their own.
@@ -227,7 +227,7 @@ def drop_root_and_import():
         warm_up()
 
 
-def warm_up():
+def warm_up() -> None:
     """Import the library and its lazy imports before the first answer's time counts."""
     same("x=\\frac{1}{2}", ["0.5"])
 

@@ -64,7 +64,7 @@ class Unbreakable(io.FileIO):
             return len(content)
 
 
-def keep_streams():
+def keep_streams() -> None:
     """Make every print succeed from now on. Characters that an encoding lacks become "?"."""
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:  # otherwise a file would get the number
         os.set_inheritable(opened, True)  # for child programs

@@ -14,6 +14,7 @@ import random
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from runtime.distributed import DEVICE, ON_GPU, RANK, WORLD_SIZE, all_reduce, gather
@@ -31,7 +32,7 @@ def swaps_rows(args):
     return WORLD_SIZE > 1 and not prompts_can_be_shared(args)
 
 
-def idle_tokens(batch, args):
+def idle_tokens(batch: dict[str, Tensor], args):
     """Return a batch whose mask has the tokens that an update of this process's rows skips.
 
     These are the tokens that without_idle drops; if processes swap rows, they are all tokens.
@@ -41,7 +42,7 @@ def idle_tokens(batch, args):
     return {**batch, "mask": batch["mask"] & (batch["advantages"] == 0)}
 
 
-def micro_batches(batch, args, title=""):
+def micro_batches(batch: dict[str, Tensor], args, title: str = ""):
     """Cut a batch into micro-batches, with a progress bar of this title.
 
     Yields (row numbers, the rows' part of the batch on DEVICE). Each tensor is cut to the longest
@@ -66,7 +67,7 @@ def micro_batches(batch, args, title=""):
         yield rows, micro
 
 
-def without_idle(batch, args):
+def without_idle(batch: dict[str, Tensor], args):
     """Return the batch, its mask [N, T] without the tokens that have no gradient.
 
     If the loss has no KL term, these are the tokens whose advantage is 0. A batch without
@@ -84,7 +85,7 @@ def to_device(value):
     return value.to(DEVICE, non_blocking=True)
 
 
-def used_lengths(mask):
+def used_lengths(mask: Tensor):
     """Return the tokens that a pass needs of each row, [N]: up to its last True in mask [N, T]."""
     positions = torch.arange(1, mask.shape[1] + 1)
     return (mask * positions).amax(1)  # 0 if there is none
@@ -119,7 +120,7 @@ def plan_passes(ids, mask, lengths, args):
 # ----------------------------------------------------------------------------------- shared prompts
 
 
-def prompts_can_be_shared(args):
+def prompts_can_be_shared(args) -> bool:
     """Return whether the prompt of a group may be computed once.
 
     Under gradient checkpointing transformers keeps no keys and values. Compiled layers would have
@@ -128,7 +129,7 @@ def prompts_can_be_shared(args):
     return not (args.gradient_checkpointing or args.compile or args.recurrent)
 
 
-def plan_passes_sharing_prompts(rows, ids, mask, lengths, args):
+def plan_passes_sharing_prompts(rows, ids: Tensor, mask: Tensor, lengths, args) -> tuple:
     """Return (passes, their cost in tokens), where each pass computes its group's prompt once."""
     group = torch.arange(len(lengths)) // args.responses_per_prompt  # [N]
     rows = rows[group[rows].argsort(stable=True)]  # group by group, longest first in each
@@ -147,7 +148,7 @@ def plan_passes_sharing_prompts(rows, ids, mask, lengths, args):
     return passes, cost
 
 
-def length_to_share(ids, mask, args):
+def length_to_share(ids: Tensor, mask: Tensor, args):
     """Return the length of the prefix to compute once, or 0 if sharing does not pay.
 
     ids, mask: [N, T]. Under FSDP2 every process must call the model equally often, and sharing
@@ -165,7 +166,7 @@ def length_to_share(ids, mask, args):
     return length if pays and possible else 0
 
 
-def shared_prompt_length(ids, mask):
+def shared_prompt_length(ids: Tensor, mask: Tensor) -> int:
     """Return the length of the rows' common prefix, without response tokens. ids, mask: [N, T].
 
     The last position is never shared, so that the second pass has at least one token.
@@ -178,7 +179,7 @@ def shared_prompt_length(ids, mask):
 # --------------------------------------------------------------------------- problems and processes
 
 
-def next_problems(train, num_used, args):
+def next_problems(train, num_used: int, args) -> tuple:
     """Return (the problems of this process's next responses, each G times; the new num_used).
 
     num_used: the number of training problems used by all steps before this one, on all processes.
@@ -190,7 +191,7 @@ def next_problems(train, num_used, args):
     return problems, num_used
 
 
-def next_prompts(num_problems, num_used, count, seed):
+def next_prompts(num_problems, num_used: int, count, seed: int) -> tuple:
     """Return (indices of the next `count` problems, the new num_used).
 
     num_used: the position over all epochs, in problems. Each epoch has its own order and only
@@ -204,12 +205,12 @@ def next_prompts(num_problems, num_used, count, seed):
     return order[at : at + count], epoch * num_problems + at + count
 
 
-def own_part(problems):
+def own_part(problems: list[dict]):
     """Return this process's part of the test problems."""
     return problems[RANK::WORLD_SIZE]
 
 
-def balance(minibatch, args):
+def balance(minibatch: dict[str, Tensor], args):
     """Swap rows between processes, so that none waits long for another in an update.
 
     minibatch: this process's rows, {name: [N, T]}. Together the processes keep the same rows, so

@@ -40,7 +40,7 @@ def load_task(args, tokenizer, data=rewards):
     return found
 
 
-def check_replies(task, tokenizer, args):
+def check_replies(task, tokenizer, args) -> None:
     """Raise ValueError if the chat template has no place for the task's replies."""
     if not rewards.converses(task) or not hasattr(args, "max_turns"):
         return
@@ -141,7 +141,7 @@ def encode(tokenizer, problem, chat_template="auto", template_options=None):
     return begin + to_ids(tokenizer, text + prefix)
 
 
-def written(tokenizer, problem, how="auto", options=None, begins_turn=True):
+def written(tokenizer, problem: dict, how="auto", options=None, begins_turn=True):
     """Return a chat as one text, in which control tokens of its turns are marked.
 
     problem: has messages, and perhaps tools; how, options: --chat_template, and its keywords;
@@ -159,7 +159,7 @@ def written(tokenizer, problem, how="auto", options=None, begins_turn=True):
         raise ValueError(f"the model's chat template refuses the chat: {error}") from error
 
 
-def written_turn(tokenizer, problem, how, options):
+def written_turn(tokenizer, problem: dict, how, options):
     """Return the problem's turn, to be learned, as the template writes it without its end token."""
     chat = {**problem, "messages": [*problem["messages"], problem["turn"]]}
     check_keys(functools.partial(written, tokenizer, how=how, options=options), chat)
@@ -171,7 +171,7 @@ def written_turn(tokenizer, problem, how, options):
     return text[len(prompt) :].rpartition(end)[0]
 
 
-def check_keys(write, problem):
+def check_keys(write, problem: dict) -> None:
     """Raise ValueError if a turn has a key, or the problem has tools, that would not be written.
 
     write: written, of one model. A key is tried in a chat that ends with its turn, because
@@ -217,13 +217,13 @@ def cleaned(value, tokenizer=None):
     return found
 
 
-def marked(tokenizer, text):
+def marked(tokenizer, text: str):
     """Return the text with a mark inside each control token, so that to_ids takes it for text."""
     text = text.replace(MARK, "")
     return control_pattern(tokenizer).sub(lambda token: token[0][0] + MARK + token[0][1:], text)
 
 
-def to_ids(tokenizer, text):
+def to_ids(tokenizer, text: str):
     """Return a text's token ids, a list. Control tokens that marked has found are plain text."""
     check_text(text, "a chat")
     if MARK not in text:
@@ -299,7 +299,7 @@ def around_replies(tokenizer, chat_template="auto", template_options="{}", num_r
     return end, pieces[0][len(end) :], *pieces[1:], rest
 
 
-def end_of_turn(tokenizer, chat_template="auto"):
+def end_of_turn(tokenizer, chat_template: str = "auto"):
     """Return the id of the token that ends the model's turns: the chat template's, or else EOS."""
     try:
         return tokenizer.convert_tokens_to_ids(around_replies(tokenizer, chat_template)[0])
@@ -307,7 +307,7 @@ def end_of_turn(tokenizer, chat_template="auto"):
         return tokenizer.eos_token_id
 
 
-def after_prompt(prompt, text):
+def after_prompt(prompt, text: str):
     """Return the text, without its first tag if the prompt ends with that tag."""
     tag = re.match(rf"\s*({OPENING_TAG})", text)
     if not tag or not prompt.rstrip().endswith(tag[1]):
@@ -316,7 +316,7 @@ def after_prompt(prompt, text):
     return rest if prompt.endswith(tag[1]) else rest.lstrip()  # the prompt has the line break
 
 
-def control_tokens(tokenizer):
+def control_tokens(tokenizer) -> set:
     """Return the set of ids of the tokens that control the chat and are not text."""
     return set(tokenizer.convert_tokens_to_ids(control_names(tokenizer)))
 
@@ -338,7 +338,7 @@ def control_names(tokenizer):
 # --------------------------------------------------------------------------------------------- date
 
 
-def fix_date(tokenizer, chat_template, begun):
+def fix_date(tokenizer, chat_template: str, begun):
     """Make a chat template that writes the date (strftime_now) write the same one in all of a run.
 
     begun: the run, or its checkpoint, that is resumed or evaluated; another model has no run.json.

@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
+from torch.optim import Optimizer
 
 from runtime import distributed, files, lora, models
 from runtime.files import (
@@ -86,13 +87,13 @@ def save(policy, optimizer, tokenizer, step, num_used, args, critic=None):
             delete(old)
 
 
-def clear(folder):
+def clear(folder: Path) -> None:
     """Delete what kills have left of checkpoints that were written or deleted."""
     for path in folder.glob("*.tmp"):
         delete(path)
 
 
-def unused(path):
+def unused(path: Path):
     """Return a name next to a checkpoint: step_000020.tmp, or a longer one if that is taken."""
     name = path.with_suffix(".tmp")
     while name.exists():  # it could not be deleted
@@ -100,7 +101,7 @@ def unused(path):
     return name
 
 
-def delete(path):
+def delete(path: Path) -> None:
     """Delete a checkpoint. Rename it first, so that half of one never looks complete.
 
     Warn once if that fails, as on NFS while another program reads a file, or because of a mount.
@@ -114,7 +115,7 @@ def delete(path):
         print(f"warning: {path} can't be deleted now; each save tries again", flush=True)
 
 
-def sizes_in(folder):
+def sizes_in(folder: Path) -> dict:
     """Return {name: bytes} of all files in a folder and its subfolders."""
     paths = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)): path.stat().st_size for path in paths}
@@ -123,7 +124,7 @@ def sizes_in(folder):
 # ------------------------------------------------------------------------------------------ loading
 
 
-def check(resume):
+def check(resume: str | Path) -> None:
     """Raise ValueError if a file of --resume's checkpoint is missing or cut."""
     path = to_resume(resume)
     expected = files.read_object(path / POSITION)["sizes"]
@@ -136,7 +137,7 @@ def check(resume):
         )
 
 
-def load(policy, optimizer, resume, critic=None):
+def load(policy, optimizer: Optimizer, resume: str | Path, critic=None) -> tuple:
     """Load a checkpoint's weights, AdamW's state and the random state. Return (step, num_used).
 
     Without resume, for a new run, nothing changes, and it returns (0, 0).
@@ -157,7 +158,7 @@ def load(policy, optimizer, resume, critic=None):
     return position["step"], position["n_used"]
 
 
-def load_versions(resume):
+def load_versions(resume: str | Path) -> list:
     """Return the older weights of policy.versions, oldest first: a list of {name: tensor}, or [].
 
     resume: as in load. Call it after load.
@@ -167,7 +168,7 @@ def load_versions(resume):
     return [load_file(path) for path in sorted((to_resume(resume) / VERSIONS).glob("*"))]
 
 
-def delete_newer(path):
+def delete_newer(path: Path) -> None:
     """Delete a run's checkpoints that are newer than the one it goes on from, and print that."""
     newer = [folder for folder in all_checkpoints(run_of(path)) if step_of(folder) > step_of(path)]
     for folder in reversed(newer):  # newest first: a kill in between leaves the older ones
@@ -181,14 +182,16 @@ def delete_newer(path):
 # ------------------------------------------------------------------------------- what is in a state
 
 
-def trainer_state(policy, optimizer, critic=None):
+def trainer_state(policy, optimizer: Optimizer, critic=None):
     """Return {"NAME.weight", "NAME.exp_avg", "NAME.exp_avg_sq", "NAME.step": tensor} and "rng".
 
-    NAME: each trained parameter's; rng: torch's random state. The others are no copies.
+    NAME: each trained parameter's; rng: torch's random state. The others are no copies. A buffer of
+    the policy itself, outside its lm, is there under its own name.
     With --dtype float16 it has the state of each optimizer's models.Scaler, too. critic: a pair,
     another trained model and its optimizer (ppo.py); its names begin with "critic.".
     """
     state = {"rng": torch.get_rng_state()}
+    state |= policy.named_buffers(recurse=False)  # entropy_bonus.py's coefficient
     for name, scaler in scalers(policy, optimizer, critic).items():
         state[name] = scaler.state()
     trained = {"": (policy, optimizer)}
@@ -203,7 +206,7 @@ def trainer_state(policy, optimizer, critic=None):
     return state
 
 
-def scalers(policy, optimizer, critic=None):
+def scalers(policy, optimizer: Optimizer, critic=None):
     """Return {name in a checkpoint: models.Scaler} of the optimizers; {} in other dtypes."""
     if policy.lm.config.dtype != "float16":  # models.place has set it to args.dtype
         return {}
@@ -213,7 +216,7 @@ def scalers(policy, optimizer, critic=None):
     return found
 
 
-def of_adamw(parameter, optimizer):
+def of_adamw(parameter, optimizer: Optimizer):
     """Return AdamW's exp_avg, exp_avg_sq and step of a parameter; zeros before its first update."""
     if not optimizer.state[parameter]:
         optimizer.state[parameter] = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from runtime import NEEDS_VLLM, files, machine
 
 
-def check_gpus(args):
+def check_gpus(args) -> None:
     """Choose this process's GPU. ValueError if there are too few, or they can't be used.
 
     Call it before anything uses a GPU: otherwise every process opens a context on GPU 0.
@@ -34,7 +34,7 @@ def check_gpus(args):
             )
 
 
-def check_prompts_per_step(args):
+def check_prompts_per_step(args) -> None:
     """Raise ValueError unless updates and processes divide a step's prompts equally."""
     multiple = args.updates_per_step * machine.WORLD_SIZE
     if args.prompts_per_step % multiple:
@@ -44,7 +44,7 @@ def check_prompts_per_step(args):
         )
 
 
-def check_eval_samples(args):
+def check_eval_samples(args) -> None:
     """Raise ValueError if several responses to a test problem would all be the same."""
     if args.eval_samples > 1 and args.eval_temperature == 0:
         raise ValueError(
@@ -53,7 +53,7 @@ def check_eval_samples(args):
         )
 
 
-def check_run_folders(args):
+def check_run_folders(args) -> None:
     """Raise ValueError if --resume, --run_dir or --track can't work."""
     if args.track and not find_spec("wandb"):
         raise ValueError("--track needs Weights & Biases: pip install wandb (or give --no_track)")
@@ -67,13 +67,13 @@ def check_run_folders(args):
         check_new(args.run_dir)
 
 
-def check_vllm():
+def check_vllm() -> None:
     """Raise ValueError if vLLM is not installed or this is not Linux, without importing it."""
     if sys.platform != "linux" or not find_spec("vllm"):
         raise ValueError(NEEDS_VLLM)
 
 
-def check_new(run_dir):
+def check_new(run_dir: str | Path) -> None:
     """Raise ValueError if this folder already holds a run."""
     metrics = Path(run_dir, "metrics.jsonl")
     if files.all_checkpoints(run_dir) or (metrics.exists() and metrics.stat().st_size > 0):
@@ -83,7 +83,7 @@ def check_new(run_dir):
         )
 
 
-def check_model(args, head_chunk):
+def check_model(args, head_chunk: int) -> tuple:
     """Return the tokenizer of --model, and {parameters, estimated_memory_gb, memory_gb}.
 
     Needed and available memory are per process, in GiB. head_chunk: the number of tokens whose
@@ -121,7 +121,7 @@ def check_model(args, head_chunk):
     return tokenizer, sizes
 
 
-def read_config(model, flag="--model"):
+def read_config(model, flag: str = "--model") -> tuple:
     """Return (configuration, tokenizer) of a folder or hub id, or raise ValueError if unusable."""
     from transformers import AutoConfig, AutoTokenizer
 
@@ -150,7 +150,7 @@ def quantisation_of(config):
     return found[0] or found[1]
 
 
-def check_weights(flag, model, config):
+def check_weights(flag: str, model, config) -> None:
     """Raise ValueError if weights in a folder are missing, unknown, unreadable or wrongly shaped.
 
     Reads only the headers of files. Without this check, transformers would fill missing weights
@@ -197,7 +197,7 @@ def check_weights(flag, model, config):
         )
 
 
-def is_pointer(path):
+def is_pointer(path: Path) -> bool:
     """Return whether a file is what git-lfs leaves in place of a large one."""
     if not path.is_file():
         return False
@@ -205,7 +205,7 @@ def is_pointer(path):
         return file.read(30).startswith(b"version https://git-lfs")
 
 
-def check_teacher(args):
+def check_teacher(args) -> None:
     """Raise ValueError if opd.py's --teacher is missing or no model folder. Other scripts: None."""
     if args.teacher == "":
         raise ValueError("--teacher is missing: it takes the folder of the model to learn from")
@@ -213,7 +213,7 @@ def check_teacher(args):
         check_model_folder(args.teacher, "--teacher")
 
 
-def check_tokens(args, vocabulary, teachers):
+def check_tokens(args, vocabulary, teachers) -> None:
     """Raise ValueError unless the teacher has the model's tokens. Both are {token: number}."""
     different = vocabulary.items() - teachers.items()
     if different:
@@ -223,7 +223,7 @@ def check_tokens(args, vocabulary, teachers):
         )
 
 
-def check_model_folder(model, flag="--model"):
+def check_model_folder(model, flag: str = "--model") -> None:
     """Raise ValueError if `model` is a path without a model."""
     if is_path(model) and not Path(model, "config.json").exists():
         raise ValueError(
@@ -241,7 +241,7 @@ def is_path(name):
 # -------------------------------------------------------------------------- inputs of a resumed run
 
 
-def digest(problems):
+def digest(problems: list[dict]):
     """Return the SHA-256 (hex) of the problems' numbers, tokens and answers, in their order."""
     found = hashlib.sha256()
     for problem in problems:
@@ -250,7 +250,7 @@ def digest(problems):
     return found.hexdigest()
 
 
-def check_resumed(args, digests):
+def check_resumed(args, digests) -> None:
     """Raise ValueError if --resume would mix two test sets, or test on problems trained on.
 
     digests: {"training": digest, "test": digest} of the problems now.

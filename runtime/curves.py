@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from pathlib import Path
 
 TITLES = {
     "loss": "loss [nats per token]",
@@ -39,13 +40,13 @@ LOOK = {  # of all figures
 }
 
 
-def points(rows, key):
+def points(rows: list[dict], key) -> tuple:
     """Return (steps, values) of the rows that have a value for this key."""
     rows = [row for row in rows if row.get(key) is not None]
     return [row["step"] for row in rows], [row[key] for row in rows]
 
 
-def with_categories(rows, key):
+def with_categories(rows: list[dict], key) -> list:
     """Return the key and, of an accuracy, its categories: accuracy_2 … (kk: number of people)."""
     if "accuracy" not in key:
         return [key]
@@ -53,7 +54,7 @@ def with_categories(rows, key):
     return [key, *names] if len(names) > 1 else [key]  # a single category equals the total
 
 
-def draw(rows, path):
+def draw(rows: list[dict], path: Path) -> None:
     """Plot a run's curves as a PNG: a panel per metric that it has, at most MOST_PANELS."""
     panels = [key for key in PANELS if points(rows, key)[0]][:MOST_PANELS]
     num_rows = max(1, math.ceil(len(panels) / 3))
@@ -66,7 +67,7 @@ def draw(rows, path):
     save(figure, [path])
 
 
-def new_figure(width, height, title):
+def new_figure(width, height, title: str):
     """Return a matplotlib figure in the style of all figures; sizes in inches."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -93,7 +94,7 @@ def save(figure, paths):
     return figure
 
 
-def in_terminal(rows, width=100, colours=True):
+def in_terminal(rows: list[dict], width=100, colours=True):
     """Plot the reward and the test accuracy, or the losses, of one run over its steps, as text.
 
     Curves with less than FEWEST points are left out; "" if there is no other.

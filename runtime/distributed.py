@@ -35,7 +35,7 @@ DEVICE = torch.device("cuda", LOCAL_RANK) if ON_GPU else torch.device("cpu")
 PATIENCE = timedelta(hours=1)
 
 
-def start():
+def start() -> None:
     """Connect the processes if there are several. checks.check_gpus has chosen this one's GPU."""
     if ON_GPU:
         # cuDNN's attention would make a plan for every new shape, 0.4 to 0.9 s each, and lengths
@@ -61,7 +61,7 @@ def mesh():
     return init_device_mesh(DEVICE.type, shape, mesh_dim_names=("machine", "shard"))
 
 
-def end():
+def end() -> None:
     """Disconnect the processes, including the group that vLLM makes in a single process."""
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -73,7 +73,7 @@ def own_cores():
     return cores or [0]  # more processes than cores
 
 
-def barrier():
+def barrier() -> None:
     """Return when all processes have called it."""
     if WORLD_SIZE > 1:
         dist.barrier(device_ids=[LOCAL_RANK] if ON_GPU else None)
@@ -87,7 +87,7 @@ def broadcast(value):
     return values[0]
 
 
-def gather(items):
+def gather(items) -> list:
     """Return the processes' lists, concatenated in the order of their ranks, in every process."""
     lists = [items] * WORLD_SIZE
     if WORLD_SIZE > 1:
@@ -165,7 +165,7 @@ def library_notices():
             os.close(descriptor)
 
 
-def flush():
+def flush() -> None:
     """Flush the buffers of Python and the C library to their original destination."""
     sys.stdout.flush()
     sys.stderr.flush()

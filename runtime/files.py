@@ -15,7 +15,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # a disk takes no
 LOCKS = {}  # {folder: its open lock file}; closing the file would release the lock
 
 
-def write(path, text):
+def write(path: Path, text: str) -> None:
     """Replace a file's content by this text, or create the file.
 
     The new version is written next to it and then renamed. Renaming happens completely or not at
@@ -26,7 +26,7 @@ def write(path, text):
     rename(beside, path)
 
 
-def rename(old, new):
+def rename(old, new) -> None:
     """Rename a file, or a folder with files, once they are on the disk: safe from a power cut."""
     for path in filter(Path.is_file, [old, *old.rglob("*")]):
         with open(path, "rb") as file:
@@ -34,7 +34,7 @@ def rename(old, new):
     old.rename(new)
 
 
-def append(path, text):
+def append(path: Path, text: str) -> None:
     """Append text to a file, or create it."""
     with open(path, "a", encoding="utf-8") as file:
         file.write(text)
@@ -48,13 +48,13 @@ def why_full(error):
     return None
 
 
-def sha256(path):
+def sha256(path: Path):
     """Return the SHA-256 of a file, in hex. OSError if it can't be read."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_object(path):
+def read_object(path: Path):
     """Return the JSON object in a file as a dictionary. ValueError, with its name, without one."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -62,7 +62,7 @@ def read_object(path):
         raise ValueError(f"{path} can't be read: {error}") from error
 
 
-def lock(folder):
+def lock(folder: Path) -> None:
     """Keep other processes from using this folder as long as this process lives.
 
     The system releases the lock when the process ends, however it ends. ValueError if another
@@ -83,7 +83,7 @@ def lock(folder):
 # --------------------------------------------------------------------------------------------- rows
 
 
-def read_rows(path):
+def read_rows(path: Path):
     """Return the objects of a JSON-lines file; [] without the file.
 
     Skips a last line that a kill truncated. ValueError, with the file's name, if another is broken.
@@ -102,18 +102,18 @@ def read_rows(path):
 POSITION = "trainer_state.json"  # in a checkpoint; written among the last
 
 
-def all_checkpoints(run_dir):
+def all_checkpoints(run_dir: str | Path) -> list:
     """Return the folders of a run's checkpoints, oldest first, including damaged ones."""
     folders = Path(run_dir).glob("checkpoints/step_*")
     return sorted(filter(is_checkpoint, folders), key=step_of)
 
 
-def complete_checkpoints(run_dir):
+def complete_checkpoints(run_dir: str | Path) -> list:
     """Return the checkpoints that have all their files, oldest first."""
     return [folder for folder in all_checkpoints(run_dir) if (folder / POSITION).is_file()]
 
 
-def how_to_go_on(run_dir):
+def how_to_go_on(run_dir: str | Path) -> str:
     """Say how to resume a run that has ended early."""
     there = complete_checkpoints(run_dir)
     if not there:
@@ -121,22 +121,22 @@ def how_to_go_on(run_dir):
     return f"--resume {run_dir} goes on from {there[-1].name}"
 
 
-def is_checkpoint(folder):
+def is_checkpoint(folder: Path):
     """Return whether this is the path of a checkpoint: RUN/checkpoints/step_STEP."""
     return folder.parent.name == "checkpoints" and bool(re.fullmatch(r"step_\d{6,}", folder.name))
 
 
-def step_of(folder):
+def step_of(folder: Path) -> int:
     return int(folder.name.removeprefix("step_"))
 
 
-def run_of(resume):
+def run_of(resume: str | Path):
     """Return the run folder that --resume names: RUN, or RUN/checkpoints/step_STEP."""
     folder = Path(resume)
     return folder.parents[1] if is_checkpoint(folder) else folder
 
 
-def to_resume(resume):
+def to_resume(resume: str | Path):
     """Return the checkpoint that --resume names: itself, or the run's newest; None without one."""
     folder = Path(resume)
     if is_checkpoint(folder):

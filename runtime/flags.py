@@ -60,7 +60,7 @@ OTHER_NAMES = {
 # ------------------------------------------------------------------------------ before torch
 
 
-def check(args_class, tasks):
+def check(args_class, tasks) -> None:
     """End the program with one line (exit code 2) if a setting, a folder or a task can't be right.
 
     With --help it ends with the help. args_class, tasks: a script's Args and TASKS. Nothing happens
@@ -79,7 +79,7 @@ def check(args_class, tasks):
         print(f"{Path(sys.argv[0]).name}: loading {what}", flush=True)
 
 
-def check_settings(args):
+def check_settings(args) -> None:
     """Raise ValueError, saying what is allowed, if a setting, folder or task can't be right."""
     args.check()
     if reason := machine.unsupported_build():
@@ -124,7 +124,7 @@ def read_once(args_class, tasks, on_gpu):
     return read(sys.argv[1:], args_class, tasks)
 
 
-def read(argv, args_class, tasks):
+def read(argv: list[str], args_class, tasks) -> tuple:
     """Return (the settings of a run, the layers that their defaults come from).
 
     argv: the command line. Other settings come from args_class and, on top of it, from `layers`.
@@ -141,7 +141,7 @@ def read(argv, args_class, tasks):
     return args, below
 
 
-def layers(argv, args_class, tasks):
+def layers(argv: list[str], args_class, tasks):
     """Return [(where from, {name: value}), …]: defaults that differ from args_class, given argv.
 
     Later ones override earlier ones: the task's, from `tasks`; the machine's; the model's, from
@@ -177,13 +177,13 @@ def of_model(model, args_class):
     return of_script(files.read_object(path), args_class) if path.is_file() else {}
 
 
-def of_script(values, args_class):
+def of_script(values, args_class) -> dict:
     """Return the settings {name: value} that this script has: sft.py has none for a sampler."""
     own = {field.name for field in dataclasses.fields(args_class)}
     return {name: value for name, value in values.items() if name in own}
 
 
-def check_options_given(argv, args):
+def check_options_given(argv: list[str], args) -> None:
     """Raise ValueError if the command line has a setting of another task: it would do nothing."""
     for task, names in OPTIONS.items():
         if task != args.task:
@@ -220,7 +220,7 @@ def differences(args, layers):
 # --------------------------------------------------------------------------------- resumed run
 
 
-def of_resumed_run(argv, args_class):
+def of_resumed_run(argv: list[str], args_class):
     """Return the settings of the run that --resume names, {name: value}; {} without a flag or run.
 
     ValueError if the flag is empty (an unset variable in a shell), if another script or version
@@ -259,7 +259,7 @@ def of_resumed_run(argv, args_class):
 # -------------------------------------------------------------------------------- command line
 
 
-def given(argv, names=("task", "model", "resume", "run_dir", "steps", "epochs")):
+def given(argv: list[str], names=("task", "model", "resume", "run_dir", "steps", "epochs")):
     """Return the command line's values of these settings, on which the defaults of others depend.
 
     The result is like {"task": "math"}, with strings; settings that argv lacks are missing.
@@ -274,7 +274,7 @@ def given(argv, names=("task", "model", "resume", "run_dir", "steps", "epochs"))
     return found
 
 
-def parse(argv, args_class, default, description):
+def parse(argv: list[str], args_class, default, description):
     """Parse the command line into an args_class; --help shows the groups of its source.
 
     argv: the words after the script's name; default: an args_class with all other values;
@@ -310,7 +310,7 @@ def parse(argv, args_class, default, description):
 
 
 @functools.cache
-def read_sources(args_class):
+def read_sources(args_class) -> tuple:
     """Return ({group title: [field names]}, {field name: help}), from comments in the source.
 
     The line with dashes above fields is their title; the comment behind a field is its help. The

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate
 ADAPTER = "default"  # peft's name for the only one
 
 
-def add_adapters(policy, args):
+def add_adapters(policy, args) -> None:
     """Freeze a policy's weights, in args.dtype, and add trainable adapters of rank args.lora_rank.
 
     policy: with float32 weights, whole and still on the CPU. A depends on args.seed alone, so that

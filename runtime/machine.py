@@ -15,7 +15,7 @@ import psutil
 from runtime import files
 
 
-def from_torchrun(name, default):
+def from_torchrun(name, default) -> int:
     return int(os.environ.get(name) or default)
 
 
@@ -45,7 +45,7 @@ def has_gpu():
     return bool(built_for("cuda")) and not gpus_are_hidden() and bool(nvidia_smi("name"))
 
 
-def gpus_are_hidden():
+def gpus_are_hidden() -> bool:
     """Return whether the user wants the CPU: CUDA_VISIBLE_DEVICES is empty or begins with -1."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return visible is not None and visible.split(",")[0].strip() in ("", "-1")
@@ -61,7 +61,7 @@ def built_for(name):
     return line[1] if line else ""
 
 
-def unsupported_build():
+def unsupported_build() -> str:
     """Say that torch's build is for GPUs of AMD or Intel, and what to do; "" otherwise."""
     for name, gpus in UNSUPPORTED.items():
         if built_for(name):
@@ -76,21 +76,21 @@ def has_fast_bfloat16():
     return is_fast_in_bfloat16(about_processor())
 
 
-def fast_dtype():
+def fast_dtype() -> str:
     """Choose the compute dtype for this machine: "bfloat16", "float16" or "float32"."""
     if has_fast_bfloat16():
         return "bfloat16"
     return "float16" if has_gpu() else "float32"
 
 
-def cores():
+def cores() -> list:
     """Return the numbers of the cores that this process may use; only Linux restricts them."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
-def about_processor():
+def about_processor() -> dict:
     """Return a core's entries in /proc/cpuinfo, such as "flags" and (not on ARM) "model name"."""
     file = Path("/proc/cpuinfo")
     if not file.exists():  # on a Mac and on Windows
@@ -100,7 +100,7 @@ def about_processor():
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
-def is_fast_in_bfloat16(processor):
+def is_fast_in_bfloat16(processor) -> bool:
     """Return whether a CPU is faster in bfloat16 than in float32. processor: its entries."""
     flags = processor.get("flags") or processor.get("Features", "")  # Features: on ARM
     found = BFLOAT16_INSTRUCTIONS & set(flags.split())
@@ -115,7 +115,7 @@ def gpu_has_bfloat16():
     return torch.cuda.get_device_capability()[0] >= BFLOAT16_CAPABILITY
 
 
-def driver_says_no_bfloat16():
+def driver_says_no_bfloat16() -> bool:
     """Ask the driver, without torch, whether all GPUs lack bfloat16; False if it does not tell."""
     found = nvidia_smi("compute_cap")
     return bool(found) and all(float(value) < BFLOAT16_CAPABILITY for value in found)
@@ -168,7 +168,7 @@ THREADS_OF_SMALL_SAMPLER = 1
 BUSY = 0.2  # fraction of the machine's cores that others use, in a fifth of a second
 
 
-def choose_waiting(model):
+def choose_waiting(model) -> None:
     """Let waiting threads sleep if spinning does not help. Call it before importing torch.
 
     model: a model's folder or its name on the hub. Keeps settings from the environment.

@@ -40,7 +40,7 @@ def this_machine():
     return Machine(distributed.ON_GPU, distributed.LOCAL_WORLD_SIZE, gib=available / GIB)
 
 
-def estimate(config, args, head_chunk, machine=None):
+def estimate(config, args, head_chunk: int, machine=None) -> tuple:
     """Return (number of parameters, GiB needed, GiB available) for one process.
 
     Everything except the sampler is divided among a machine's processes (FSDP2). On a GPU, sampling
@@ -81,7 +81,7 @@ def estimate(config, args, head_chunk, machine=None):
     return n_params, (always + max(training, sampling)) / GIB, machine.gib
 
 
-def check_main(args, n_params, n_teacher):
+def check_main(args, n_params: int, n_teacher) -> None:
     """Raise ValueError if this machine has less main memory than its processes load with GPUs.
 
     Each process loads a whole model, the trained ones in float32, before its GPU gets it. Later,
@@ -106,7 +106,7 @@ def shapes_of(config):
         return AutoModelForCausalLM.from_config(config)
 
 
-def usable_shapes(flag, name, config, context, lora_rank=0):
+def usable_shapes(flag: str, name, config, context: int, lora_rank: int = 0):
     """Return shapes_of a model that the trainers can use; ValueError for another model.
 
     flag, name: identify the model in errors; context: the most tokens of a sequence.
@@ -168,7 +168,7 @@ def adapter_size(model, rank):
     return sum(rank * (layer.in_features + layer.out_features) for layer in layers)
 
 
-def always_bytes(n_params, n_adapter, width, args, machine):
+def always_bytes(n_params: int, n_adapter: int, width, args, machine):
     """Return the bytes a process always holds: its share of weights, AdamW, reference, critic.
 
     n_adapter: the number of parameters of LoRA's adapters; 0: all weights are trained. width: bytes
@@ -183,7 +183,7 @@ def always_bytes(n_params, n_adapter, width, args, machine):
     return total / machine.processes
 
 
-def training_bytes(config, n_params, n_adapter, width, args, head_chunk, machine):
+def training_bytes(config, n_params: int, n_adapter: int, width, args, head_chunk: int, machine):
     """Return the bytes that a process holds only in training: gradients, activations and logits."""
     tokens = max(args.micro_batch_tokens, args.max_prompt_tokens + args.max_response_tokens)
     only_adapters = n_adapter and not args.has_critic  # the critic has no adapters
@@ -200,6 +200,8 @@ def training_bytes(config, n_params, n_adapter, width, args, head_chunk, machine
     # to it.
     logits = 4 * min(tokens, head_chunk) * config.vocab_size
     copies_of_logits = 4 if getattr(config, "final_logit_softcapping", None) else 3
+    if hasattr(args, "entropy_coef"):
+        copies_of_logits += 2  # probabilities, and the gradient of the entropy (entropy_bonus.py)
     head = copies_of_logits * logits + 20 * tokens * config.hidden_size
     if tokens > head_chunk and not only_adapters:
         head += 6 * embedding
@@ -232,7 +234,7 @@ def sampler_work_bytes(config, width, machine):
     return GRAPHS * GIB + tokens * of_token * width + logits
 
 
-def batch_sizes(gib):
+def batch_sizes(gib) -> tuple:
     """Return the most tokens and requests in vLLM's batches on a GPU with this much free memory.
 
     As in vLLM's EngineArgs.get_batch_defaults, which takes the smaller ones on an A100, too.
@@ -249,7 +251,7 @@ def machine_bytes():
     return there
 
 
-def keep_freed_memory():
+def keep_freed_memory() -> None:
     """Make this process keep memory that it has freed, for its next tensors. On a CPU only.
 
     By default, glibc returns every freed tensor of 32 MB or more to the system and gets it back

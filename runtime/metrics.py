@@ -8,6 +8,7 @@ from statistics import fmean
 import torch
 import torch.distributed as dist
 from tokenizers.decoders import DecodeStream
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rewards import total
@@ -16,7 +17,7 @@ from runtime.batches import micro_batches
 from runtime.distributed import all_reduce, gather
 
 
-def of_responses(responses, problems, scores, args):
+def of_responses(responses, problems: list[dict], scores: list[dict], args) -> dict:
     """Return metrics of the responses sampled in a step, {name: number}.
 
     responses: vLLM's; problems, scores: one per response. The responses to one problem are
@@ -57,7 +58,7 @@ def all_equal(groups):
     return spread <= ROUNDING * groups.abs().amax(1, keepdim=True)
 
 
-def of_turns(conversations):
+def of_turns(conversations) -> dict:
     """Return metrics of conversations: mean turns, and the fractions tool_rate and tool_errors.
 
     {} for responses, which are no conversations.
@@ -75,13 +76,13 @@ def of_turns(conversations):
     }
 
 
-def parts_of_rewards(scores):
+def parts_of_rewards(scores: list[dict]):
     """Return {reward/PART: mean} for the parts of a task's rewards; {} without parts."""
     parts = [part for score in scores for part in score.get("parts", {}).items()]
     return means([(f"reward/{name}", total(value)) for name, value in parts])
 
 
-def means(pairs):
+def means(pairs) -> dict:
     """Return {name: mean of its values} from the (name, value) of all processes."""
     values = {}
     for name, value in gather(pairs):  # the processes' lists, concatenated
@@ -89,7 +90,7 @@ def means(pairs):
     return {name: fmean(of_name) for name, of_name in values.items()}
 
 
-def of_lengths(batch):
+def of_lengths(batch: dict[str, Tensor]) -> dict:
     """Return lengths of given responses: mean response_tokens, and tokens. batch: mask [N, T]."""
     num_tokens = all_reduce(batch["mask"].sum())
     return {
@@ -98,14 +99,14 @@ def of_lengths(batch):
     }
 
 
-def accuracy_by_category(name, problems, scores):
+def accuracy_by_category(name, problems: list[dict], scores: list[dict]) -> dict:
     """Return {name_CATEGORY: accuracy, over all processes}; kk: by number of people."""
     pairs = zip(problems, scores)
     found = means([(f"{name}_{problem['category']}", score["correct"]) for problem, score in pairs])
     return dict(sorted(found.items()))
 
 
-def pass_at_each_k(name, problems, scores, num_samples):
+def pass_at_each_k(name, problems: list[dict], scores: list[dict], num_samples: int):
     """Return {name@1: …, name@2: …, name@4: …, …}, up to the number of responses to a problem.
 
     Each is the mean over the problems of a category, then over the categories, as in accuracy.
@@ -125,7 +126,7 @@ def pass_at_each_k(name, problems, scores, num_samples):
     return results
 
 
-def numbers_of_draws(num_samples):
+def numbers_of_draws(num_samples: int) -> list:
     """Return the k of pass@k: 1, 2, 4, … and the number of responses to a problem."""
     powers = [2**i for i in range(num_samples.bit_length())]
     return sorted({*powers, num_samples})
@@ -140,7 +141,7 @@ def pass_at_k(n, c, k):
     return 1 - math.comb(n - c, k) / math.comb(n, k)
 
 
-def token_mean(values, mask):
+def token_mean(values, mask: Tensor):
     """Return the mean over the response tokens of all processes. values, mask: [N, T].
 
     None if there are no values or no tokens.
@@ -152,7 +153,7 @@ def token_mean(values, mask):
     return total / num_tokens if num_tokens else None
 
 
-def token_rate(count, mask):
+def token_rate(count, mask: Tensor):
     """Divide a count of tokens by the number of response tokens, both over all processes."""
     return all_reduce(count) / max(1, all_reduce(mask.sum()))
 
@@ -162,7 +163,7 @@ def mean_of_all(values):
     return fmean(gather(values))
 
 
-def of_updates(grad_norms, args):
+def of_updates(grad_norms: list[float], args):
     """Return mean grad_norm, optimizer_steps and, with --dtype float16, overflows of a step.
 
     grad_norms: one per update. An update whose norm is not finite was skipped (models.py).
@@ -189,7 +190,7 @@ def shared(states):
     return mean_of_all([counts[state] > 1 for state in states])
 
 
-def kl_share(scores, returns, mask):
+def kl_share(scores: list[dict], returns, mask: Tensor):
     """Return the KL penalty as a fraction of the returns' size, from 0 to 1 (reinforce_pp.py).
 
     scores: one per response; returns [N, T]: rewards minus penalties.
@@ -238,7 +239,7 @@ def share_changed(before, policy, dtype):
 KEPT_GROUPS = 2  # two responses are saved per group
 
 
-def few_rows(batch, args):
+def few_rows(batch: dict[str, Tensor], args):
     """Return the rows of two responses to each of two problems, a list: a group's best and worst.
 
     Best and worst by the sum of their advantages. Groups with an advantage come first, because the
@@ -256,7 +257,7 @@ def few_rows(batch, args):
 
 
 @torch.no_grad()
-def new_log_probs(policy, batch, args):
+def new_log_probs(policy, batch: dict[str, Tensor], args):
     """Return log-probabilities of a batch's response tokens under the current policy, [N, T]."""
     all_logp = torch.zeros(batch["ids"].shape)
     for rows, micro in micro_batches(batch, args, "what the update did"):
@@ -281,7 +282,7 @@ def text_of(tokenizer, ids):
     return tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
 
-def watched_tokens(batch, tokenizer):
+def watched_tokens(batch: dict[str, Tensor], tokenizer):
     """Return a dictionary per row of a batch: its prompt, and values of each token after it.
 
     batch: ids, mask, old_logp, new_logp and advantages, [N, T]. A conversation's replies are among
@@ -317,7 +318,7 @@ class Clock:
         self.started = time.perf_counter()
         self.last = self.started
 
-    def lap(self, phase, records_memory=True):
+    def lap(self, phase, records_memory=True) -> None:
         """Add the seconds since the last lap to time/PHASE, and record the memory in use now.
 
         A GPU keeps working after Python has moved on, so the lap waits for the GPU to finish.
@@ -331,7 +332,7 @@ class Clock:
         self.seconds[key] = self.seconds.get(key, 0) + now - self.last
         self.last = now
 
-    def end(self, phase=""):
+    def end(self, phase="") -> dict:
         """End the step. Return the seconds, and the peak of the memory recorded at the laps.
 
         phase: the last one, in which the sampler wakes up and takes its own memory; "" if all

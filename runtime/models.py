@@ -12,8 +12,9 @@ import sys
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 from transformers import (
     AttentionInterface,
@@ -67,7 +68,7 @@ def text_only(model):
     return options
 
 
-def reads_images(config):
+def reads_images(config) -> bool:
     """Return whether a configuration has, beside that of a language model, others."""
     return config.get_text_config(decoder=True) is not config
 
@@ -86,12 +87,12 @@ def language_config(config):
     return text
 
 
-def is_recurrent(config):
+def is_recurrent(config) -> bool:
     """Return whether some layers keep a state (Mamba, convolutions) instead of keys and values."""
     return any(recurrent_layers(config))
 
 
-def recurrent_layers(config):
+def recurrent_layers(config) -> list:
     """Return for each layer with a cache of its own whether it keeps a state."""
     layers = DynamicCache(config=config).layers
     return [isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers]
@@ -103,7 +104,7 @@ def num_experts(config):
     return max(getattr(config, name, None) or 0 for name in names)
 
 
-def check_family(flag, name, config, model, lora_rank=0):
+def check_family(flag: str, name, config, model, lora_rank: int = 0) -> None:
     """Raise ValueError if a model can't be trained. model: its shapes (memory.shapes_of)."""
     kind = config.model_type
     if kind in REFUSED:
@@ -182,7 +183,7 @@ def place(policy, args):
     return policy.to(distributed.DEVICE)  # on a GPU, FSDP2 has already moved the layers
 
 
-def fix_longrope(lm, context):
+def fix_longrope(lm, context: int) -> None:
     """Make a model with longrope (Phi-3, Phi-4-mini) keep the factors that vLLM has in this run.
 
     vLLM chooses the short or the long factors by `context`, the most tokens of a sequence.
@@ -194,7 +195,7 @@ def fix_longrope(lm, context):
             rotary.rope_type = "default"  # otherwise each forward pass would choose
 
 
-def shard(policy, dtype):
+def shard(policy, dtype) -> None:
     """Shard with FSDP2: a process keeps a shard of every layer, and gathers a layer to compute."""
     sharding = {
         "mesh": distributed.mesh(),
@@ -216,7 +217,7 @@ def shard(policy, dtype):
 HEAD_CHUNK = 4096 if ON_GPU else 1024
 
 
-def embed(lm, ids):
+def embed(lm, ids: Tensor):
     """Return the inputs of lm.model for tokens ids [N, T]: float32 embeddings [N, T, D]."""
     embedded = {"inputs_embeds": lm.get_input_embeddings()(ids).float()}
     if getattr(lm.config, "hidden_size_per_layer_input", 0):  # each layer of Gemma 4 has its own
@@ -243,7 +244,7 @@ def with_shared_prompt(model, embedded, length):
     return torch.cat([of_prompt, rest.last_hidden_state], 1)
 
 
-def logits(lm, states):
+def logits(lm, states: Tensor):
     """Compute the logits of states [n, D], the inputs of the head: [n, vocabulary] in float32.
 
     Most families take the head's output. Some divide it (Granite), or cap it (Gemma 2 and 4), which
@@ -257,7 +258,7 @@ def logits(lm, states):
     return logits
 
 
-def in_chunks(function, states, targets, *options):
+def in_chunks(function, states: Tensor, targets: Tensor, *options) -> list:
     """Compute function(states, targets, *options) for HEAD_CHUNK tokens at a time.
 
     states [num_tokens, D], targets [num_tokens]; function returns several tensors [num_tokens]. Its
@@ -284,7 +285,7 @@ class Scaler(torch.amp.GradScaler):
         super().__init__(DEVICE.type, enabled=args.dtype == "float16")
         self.run_dir = args.run_dir
 
-    def step(self, optimizer):
+    def step(self, optimizer: Optimizer) -> None:
         """Make the optimizer's step, or skip it after an overflow, and update the scale.
 
         All processes do the same. If the scale falls below LEAST_SCALE, the program ends (exit code
@@ -308,7 +309,7 @@ class Scaler(torch.amp.GradScaler):
         state = self.state_dict()
         return torch.tensor([state["scale"], state["_growth_tracker"]], dtype=torch.float32)
 
-    def load_state(self, tensor):
+    def load_state(self, tensor) -> None:
         """Restore the tensor that state returned."""
         scale, tracker = tensor.tolist()
         self.load_state_dict(self.state_dict() | {"scale": scale, "_growth_tracker": int(tracker)})
@@ -329,7 +330,7 @@ CHECKED_PROMPT = 256  # the most tokens of the prompt
 LARGEST_GAPS = {"bfloat16": 0.3, "float16": 0.05, "float32": 0.002}
 
 
-def check_same(policy, llm, sync_weights, problem, args):
+def check_same(policy, llm, sync_weights, problem: dict, args) -> None:
     """End the run with one line, exit code 1, if the three compute different models.
 
     problem: its prompt is used. All processes must call it. It costs a sync, ten tokens and a few
@@ -362,7 +363,7 @@ def changed_weights(policy):
                 weight.copy_(own)
 
 
-def ten_tokens(llm, problem):
+def ten_tokens(llm, problem: dict):
     """Return vLLM's response of ten tokens to a problem, with their log-probabilities."""
     from vllm import SamplingParams
 
@@ -385,7 +386,7 @@ def ten_tokens(llm, problem):
 
 
 @torch.no_grad()
-def compare(policy, problem, args, response=None):
+def compare(policy, problem: dict, args, response=None) -> None:
     """End the run if log-probabilities of a response differ; without vLLM, of prompt tokens."""
     row = problem["prompt_ids"][:CHECKED_PROMPT]
     # Backwards, because a model is so sure of a template's end that a wrong scale changes nothing.
@@ -404,7 +405,7 @@ def compare(policy, problem, args, response=None):
     report_gaps(gaps, policy.lm.config.model_type, args)
 
 
-def own_log_probs(policy, ids, args):
+def own_log_probs(policy, ids: Tensor, args):
     """Return transformers' own log-probabilities of ids [1, T] without the first: [T − 1]."""
     dtype = getattr(torch, args.dtype)
     if isinstance(policy, FSDPModule):
@@ -416,7 +417,7 @@ def own_log_probs(policy, ids, args):
     return logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
 
 
-def report_gaps(gaps, kind, args):
+def report_gaps(gaps, kind, args) -> None:
     """End the run if a gap is too large; say so if the model's family was not tried before."""
     for name, gap in gaps.items():
         gaps[name] = distributed.all_reduce(math.inf if math.isnan(gap) else gap, dist.ReduceOp.MAX)

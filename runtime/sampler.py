@@ -59,7 +59,7 @@ def options(args):
     return chosen
 
 
-def common_options(model, context, kv_cache_gb):
+def common_options(model, context: int, kv_cache_gb):
     """Return the options that a trainer and evaluate.py share, and set variables that vLLM reads.
 
     context: the most tokens of a sequence; kv_cache_gb: GiB of keys and values, None for all that a
@@ -115,7 +115,7 @@ def common_options(model, context, kv_cache_gb):
     return chosen
 
 
-def attention(dtype):
+def attention(dtype) -> dict:
     """Return the option that names vLLM's attention kernels, if vLLM's own choice would not do."""
     # On a B200 vLLM prefers FlashInfer, whose kernels nvcc would compile at the start.
     if ON_GPU and torch.cuda.get_device_capability()[0] == 10 and dtype != "float32":
@@ -128,7 +128,7 @@ def without_images(text_config, config):
     return text_config if models.reads_images(config) else config
 
 
-def load_language_model(llm, model, dtype):
+def load_language_model(llm, model, dtype) -> None:
     """Load the weights of a folder with images (common_options); without images, vLLM has them."""
     options = models.text_only(model)
     if "config" in options:
@@ -136,7 +136,7 @@ def load_language_model(llm, model, dtype):
         load_weights(llm, lora.all_tensors(lm, remove_duplicate=False))
 
 
-def import_without_torchvision(architectures):
+def import_without_torchvision(architectures) -> None:
     """Let vLLM import Qwen3.5's classes on a CPU without torchvision, which only images need.
 
     The torchvision that vLLM's CPU build asks for is one for CUDA, and does not load. Once vLLM
@@ -160,7 +160,7 @@ def import_without_torchvision(architectures):
 
 
 @functools.cache  # once per class
-def give_own_class(config_class):
+def give_own_class(config_class) -> None:
     """Make vLLM use a subclass of transformers' class of a model, and the trainer the class itself.
 
     If vLLM has no implementation of a model, it changes the class that AutoModel names, which could
@@ -174,7 +174,7 @@ def give_own_class(config_class):
 
 
 @functools.cache
-def end_tokens(model):
+def end_tokens(model) -> list:
     """Return the tokens that end a response. Some models have several; vLLM would know only one.
 
     The chat template's end of turn is one of them, even if the configuration names another token.
@@ -190,7 +190,7 @@ def end_tokens(model):
     return [end for end in dict.fromkeys(ends) if end is not None]
 
 
-def request_seed(seed, when, problem_id):
+def request_seed(seed: int, when, problem_id):
     """Return a seed for one prompt at one time, the same on any number of processes.
 
     when: the step, or "test" for all evaluations. vLLM adds j to it for response j of a group.
@@ -205,7 +205,7 @@ def progress_bar(when):
     return bar_with(f"evaluating{str(when)[4:]}" if is_test else f"step {when}: sampling")
 
 
-def bar_with(title, **options):
+def bar_with(title: str, **options):
     """Return a tqdm with this title and these options, to pass to vLLM as use_tqdm.
 
     False if no bars are shown, because vLLM would divide by the bar's elapsed seconds, 0.
@@ -220,7 +220,7 @@ def bar_with(title, **options):
     return bar
 
 
-def empty_prefix_cache(llm):
+def empty_prefix_cache(llm) -> None:
     """Make the engine forget keys and values.
 
     They may belong to older weights. Also, a request must always give the same result: whatever an
@@ -230,7 +230,7 @@ def empty_prefix_cache(llm):
         raise RuntimeError("vLLM kept its prefix cache: it may hold keys and values of old weights")
 
 
-def sleep(llm):
+def sleep(llm) -> None:
     """Leave a GPU's memory, or a CPU's cores, to the trainer until load_weights."""
     if ON_GPU:
         # Drop the weights, because load_weights replaces all of them. vLLM keeps the buffers.
@@ -239,7 +239,7 @@ def sleep(llm):
         set_num_threads(len(distributed.own_cores()))
 
 
-def load_weights(llm, named_weights):
+def load_weights(llm, named_weights) -> None:
     """Replace the engine's weights and wake it. named_weights: yields (name, whole tensor)."""
     if ON_GPU:
         torch.cuda.empty_cache()
@@ -255,7 +255,7 @@ def load_weights(llm, named_weights):
         set_num_threads(machine.THREADS_OF_SMALL_SAMPLER)
 
 
-def forget_experts(model):
+def forget_experts(model) -> None:
     """Make vLLM pack its experts' weights anew for a CPU, which it does only with new kernels."""
     for module in model.modules():
         if hasattr(getattr(module, "quant_method", None), "moe_kernel"):

@@ -50,7 +50,7 @@ class SamplerProcess:
         threading.Thread(target=collect, args=(self.pipe, self.arrived), daemon=True).start()
         atexit.register(self.end)
 
-    def request(self, *values):
+    def request(self, *values) -> None:
         """Send a request. If the sampler is dead, receive says so."""
         with contextlib.suppress(OSError):
             self.pipe.send(values)
@@ -68,21 +68,21 @@ class SamplerProcess:
         answer = self.answers.pop(when, None)
         return None if distributed.all_reduce(answer is None) else answer
 
-    def how_it_ended(self):
+    def how_it_ended(self) -> str:
         """Say how the process ended. -9: by SIGKILL; None: it was that of another process."""
         self.process.join(PATIENCE)
         if self.process.exitcode is None and self.process.is_alive():
             return f"gave no answer for {LONGEST_WAIT // 60} minutes, here or in another process"
         return f"ended with exit code {self.process.exitcode}"
 
-    def end(self):
+    def end(self) -> None:
         """End the process, whatever it is doing."""
         self.request()  # an empty request: the sampler ends at once
         self.process.join(PATIENCE)
         self.process.kill()
 
 
-def run(serve, args, pipe):
+def run(serve, args, pipe) -> None:
     """Serve requests in the new process."""
     # Ctrl-C also reaches this process, and a batch system's SIGTERM may. Ignore both: the trainer
     # still needs the responses of its step.
@@ -94,7 +94,7 @@ def run(serve, args, pipe):
     serve(args, requests.get, lambda when, value: pipe.send((when, value)))
 
 
-def read(pipe, requests):
+def read(pipe, requests) -> None:
     """Read requests from the pipe at once, so that request never waits; end with the trainer."""
     trainer = os.getppid()
     with contextlib.suppress(EOFError, OSError):
@@ -107,7 +107,7 @@ def read(pipe, requests):
     os._exit(0)
 
 
-def collect(pipe, arrived):
+def collect(pipe, arrived) -> None:
     """Put the sampler's answers into a queue of the trainer, as they come; None after the last."""
     with contextlib.suppress(EOFError, OSError):
         while True:
@@ -145,7 +145,7 @@ def place_of_sampler(args):
             torch.set_num_threads(len(distributed.own_cores()))
 
 
-def check(args, model):
+def check(args, model) -> None:
     """Raise ValueError if the sampler has no GPU, or /dev/shm can't hold the shared snapshots."""
     if distributed.ON_GPU:
         gpus(args)
@@ -162,7 +162,7 @@ def check(args, model):
         )
 
 
-def gpus(args):
+def gpus(args) -> list:
     """Return the samplers' GPUs, as CUDA_VISIBLE_DEVICES names them: one per process here.
 
     ValueError if there are too few.

@@ -44,7 +44,7 @@ Lag = PositiveInt
 Dtype = Literal["bfloat16", "float16", "float32"]
 
 
-def check_ranges(args):
+def check_ranges(args) -> None:
     """Raise ValueError for the first setting outside its type's range. Changes nothing."""
     types = typing.get_type_hints(type(args), include_extras=True)
     for field in dataclasses.fields(args):
@@ -92,14 +92,14 @@ class CommonArgs:
     recurrent = False  # whether layers keep a state instead of keys and values; place sets it
 
     @property
-    def has_sampler(self):
+    def has_sampler(self) -> bool:
         return hasattr(self, "temperature")  # sft.py samples nothing
 
     @property
-    def has_critic(self):
+    def has_critic(self) -> bool:
         return hasattr(self, "value_lr")  # ppo.py has one
 
-    def check(self):
+    def check(self) -> None:
         """Raise ValueError if two settings contradict each other, as they can in some scripts."""
 
 

@@ -46,7 +46,7 @@ def console():
     return made
 
 
-def progress(items=None, title="", **options):
+def progress(items=None, title: str = "", **options):
     """Return tqdm with this title; it shows nothing if shows_bars is False."""
     return tqdm(items, desc=title, leave=False, disable=not shows_bars(), **options)
 
@@ -56,16 +56,16 @@ def shows_bars():
     return RANK == 0 and sys.stderr.isatty() and not os.environ.get("TQDM_DISABLE")
 
 
-def columns_of(metrics):
+def columns_of(metrics: dict) -> list:
     """Return those of COLUMNS that a script has."""
     return [column for column in COLUMNS if column[1] in metrics]
 
 
-def heading_line(metrics):
+def heading_line(metrics: dict) -> str:
     return "".join(heading.rjust(width) for heading, _, _, width in columns_of(metrics))
 
 
-def step_line(metrics):
+def step_line(metrics: dict) -> str:
     """Format one step as a line under heading_line. Length: tokens; loss, KL and entropy: nats."""
     cells = []
     for _, key, form, width in columns_of(metrics):
@@ -75,7 +75,7 @@ def step_line(metrics):
     return "".join(cells)
 
 
-def evaluation_line(metrics):
+def evaluation_line(metrics: dict):
     """Format the test accuracy by category and pass@k as a line; "" without an evaluation."""
     if "eval/loss" in metrics:
         return f"{metrics['step']:7d}  loss on held-out examples {metrics['eval/loss']:.4f}"
@@ -92,7 +92,7 @@ def evaluation_line(metrics):
 # ------------------------------------------------------------------------------------------- header
 
 
-def show_header(args, sizes, layers):
+def show_header(args, sizes, layers) -> None:
     """Print the header. A setting that differs from the paper's gets a row with the reason.
 
     A task without a paper has the script's defaults there. sizes: {parameters, test_problems,
@@ -154,7 +154,7 @@ def show_header(args, sizes, layers):
 LONGEST_TEXT = 1200  # characters of a prompt or response that are shown
 
 
-def before_after(rows):
+def before_after(rows: list[dict]):
     """Return (which problem and why, rich's table) from rows of test_samples.jsonl, or None.
 
     None if there are too few rows. The problem is the first one that was wrong before and is right
@@ -170,7 +170,7 @@ def before_after(rows):
     return text, side_by_side(before[chosen], after[chosen])
 
 
-def pairs_of_rows(rows):
+def pairs_of_rows(rows: list[dict]) -> tuple:
     """Return (rows before by problem, rows after by problem, the problems that were learned).
 
     Compares step 0 with the last evaluation, over the problems that both have. All three are empty
@@ -205,7 +205,7 @@ def text_of_row(row):
     return "".join(turn + reply for turn, reply in pairs).strip("\n")
 
 
-def shown(text):
+def shown(text: str):
     """Return the beginning of a text. Replaces characters that would control the terminal."""
     printable = "".join(sign if sign.isprintable() or sign == "\n" else "�" for sign in text)
     if len(printable) <= LONGEST_TEXT:
@@ -213,6 +213,6 @@ def shown(text):
     return f"{printable[:LONGEST_TEXT]}… ({len(printable) - LONGEST_TEXT} more characters)"
 
 
-def score_line(row):
+def score_line(row) -> str:
     verdict = "right" if row["correct"] else "wrong"
     return f"{verdict}, reward {row['reward']:g}"

@@ -33,7 +33,7 @@ PARSERS = {  # what a chat template writes in a call: vLLM's parser
 }
 
 
-def set_up(task, tokenizer, args):
+def set_up(task, tokenizer, args) -> None:
     """Prepare to read the calls of the task's TOOLS: task.parser is (its name, a function).
 
     ValueError if the chat template has no tools, or no parser is known for it. Nothing happens
@@ -106,11 +106,11 @@ def side_by_side(jobs, seconds):
     return results
 
 
-def in_new_thread(job):
+def in_new_thread(job) -> None:
     threading.Thread(target=run_job, args=job, daemon=True).start()
 
 
-def run_job(function, future):
+def run_job(function, future) -> None:
     try:
         future.set_result(function())
     except BaseException as error:  # also sys.exit
@@ -124,7 +124,7 @@ class Side:
     thread, because browsers and data bases insist on that.
     """
 
-    def __init__(self, task, problem, seed):
+    def __init__(self, task, problem: dict, seed: int):
         self.task = task
         self.file = getattr(task, "__file__", "")
         self.problem = problem
@@ -142,7 +142,7 @@ class Side:
         """Without the task: a conversation may come from the sampler's process (grpo_async.py)."""
         return {**vars(self), "task": None}
 
-    def method(self, name, *arguments):
+    def method(self, name, *arguments) -> tuple:
         """Return a job for side_by_side: a call of the Conversation's method."""
 
         def call():
@@ -155,7 +155,7 @@ class Side:
 
         return call, self.line
 
-    def failed(self, error):
+    def failed(self, error) -> str:
         """Count a failed call; return the reply that says so."""
         self.num_errors += 1
         said = str(error) if isinstance(error, Late) else f"{type(error).__name__}: {error}"
@@ -246,7 +246,7 @@ def as_text(value, is_call):
     return value
 
 
-def cut(text, tokenizer, most):
+def cut(text: str, tokenizer, most):
     """Return the text's first `most` tokens, and a note if there are more."""
     if text is None or len(text.encode()) <= most:  # no token is shorter than a byte
         return text
@@ -292,7 +292,7 @@ def scores_of_objects(conversations, seconds):
     return found
 
 
-def most_failed(conversations):
+def most_failed(conversations) -> str:
     """Return why the run must end if most of these conversations' calls have failed, or ""."""
     sides = [one.side for one in conversations if hasattr(one, "side")]
     calls = sum(side.num_calls for side in sides)
@@ -303,7 +303,7 @@ def most_failed(conversations):
     return f"{file}: {len(errors)} of {calls} calls of this step have failed, such as {errors[-1]}"
 
 
-def played(task, response, problem):
+def played(task, response, problem: dict):
     """Return a response as a conversation. In scripts of one turn it gets its side here."""
     if hasattr(response, "side"):
         return response

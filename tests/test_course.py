@@ -143,7 +143,8 @@ def reinforce_loss(logp, rewards, mask):
 
 
 def advantages_of(trainer, rewards, group_size):
-    batch = {"mask": torch.ones(len(rewards), 1, dtype=torch.bool)}
+    logp = torch.zeros(len(rewards), 1)  # rloo.py reads it, for a penalty of 0
+    batch = {"mask": logp == 0, "old_logp": logp, "ref_logp": logp}
     args = trainer.Args(responses_per_prompt=group_size)
     return updates.with_advantages(trainer.__name__, batch, rewards, None, args)["advantages"][:, 0]
 

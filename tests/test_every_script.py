@@ -191,7 +191,8 @@ def test_before_the_first_update_the_policy_is_its_reference_and_the_samplers(tr
     for script in [*SCRIPTS, "grpo LoRA"]:
         first, second = metrics(trained[script])
         gaps = [row["sampler_gap"] for row in (first, second) if not row.get("lag")]  # a lag is a difference
-        assert first.get("kl") in (0, None) and max(gaps) < 1e-4, script
+        is_reference = script != "sdpo"  # there kl compares with the policy that has read a hint
+        assert (first.get("kl") in (0, None) or not is_reference) and max(gaps) < 1e-4, script
         assert first.get("kl") is None or second["kl"] != 0, script
 
 

@@ -36,13 +36,13 @@ from transformers import AutoTokenizer
 
 import grpo
 import ppo
-from runtime import checkpoints, distributed, models
+from runtime import checkpoints, distributed, metrics, models
 from tools.maintain import updates
 
 # Settings at which some tokens of the batch are cut off, and others not.
 CASES = {
     "grpo": {}, "grpo_ar_lopti": {}, "gdpo": {}, "reinforce": {}, "rloo": {}, "opd": {}, "sdpo": {}, "dr_grpo": {},
-    "ppo": {}, "reinforce_pp": {}, "entropy_top": {}, "archer": {},
+    "ppo": {}, "reinforce_pp": {}, "entropy_top": {}, "archer": {}, "entropy_bonus": {"entropy_coef": 0.1},
     "acpo": {"n_bins": 20},
     "gspo": {"clip_low": 0.05, "clip_high": 0.03},
     "cispo": {"clip_low": 0.05, "clip_high": 0.03},
@@ -101,8 +101,8 @@ def test_if_no_token_has_an_advantage_adamw_still_makes_its_step(batch):
     _, args, batch, policy = begun("grpo", batch, kl_coef=0.0)
     before = weights(policy)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3, weight_decay=0.1)
-    metrics = grpo.update(policy, optimizer, batch | {"advantages": 0 * batch["advantages"]}, 1, args)
-    assert metrics["grad_norm"] == 0 and metrics["optimizer_steps"] == 1
+    logged = grpo.update(policy, optimizer, batch | {"advantages": 0 * batch["advantages"]}, 1, args)
+    assert logged["grad_norm"] == 0 and logged["optimizer_steps"] == 1
     torch.testing.assert_close(weights(policy), before * (1 - 1e-4), rtol=1e-6, atol=0)
 
 
@@ -114,6 +114,7 @@ TURNED_OFF = {
     "grpo_tis geometric": ({"mask": "geometric", "mask_low": 1.0, "mask_high": 1.0}, {}, {"mask_rate": 0}),
     "entropy_top": ({"entropy_top": 1.0}, {}, {"top_rate": 1}),
     "archer": ({"entropy_quantile": 1.0}, {"clip_high": 0.2}, {"reasoning_rate": 0}),
+    "entropy_bonus": ({"entropy_coef": 0.0}, {}, {}),
 }
 
 
@@ -127,20 +128,20 @@ def test_a_script_whose_own_part_is_turned_off_is_grpo_to_the_last_bit(batch, ca
         args = arguments(trainer, updates_per_step=2, micro_batch_tokens=300, max_grad_norm=0.1, **settings)
         given = updates.with_advantages(trainer.__name__, batch, batch["rewards"][:, 0], None, args)
         found.append(gradients(trainer, given, args, policy))
-    (expected, metrics), (steps, its_metrics) = found
+    (expected, logged), (steps, its_metrics) = found
     assert all(torch.equal(a, b) and a.any() for a, b in zip(steps, expected, strict=True))
-    assert (metrics | own_metrics).items() <= its_metrics.items() and metrics["clip_rate"] > 0
+    assert (logged | own_metrics).items() <= its_metrics.items() and logged["clip_rate"] > 0
 
 
 @each_update
 def test_gradients_are_scaled_down_to_max_grad_norm_and_the_norm_before_is_told(batch, case):
     trainer, args, batch, policy = begun(case, batch, updates_per_step=2)
-    free, metrics = gradients(trainer, batch, args, policy)
+    free, logged = gradients(trainer, batch, args, policy)
     capped, capped_metrics = gradients(trainer, batch, dataclasses.replace(args, max_grad_norm=1e-3), policy)
     norms = [step.norm().item() for step in free]
     for a, b, norm in zip(capped, free, norms, strict=True):
         torch.testing.assert_close(a, b * (1e-3 / norm), rtol=2e-3, atol=0)
-    assert capped_metrics == metrics and metrics["grad_norm"] == pytest.approx(sum(norms) / len(norms), rel=1e-5)
+    assert capped_metrics == logged and logged["grad_norm"] == pytest.approx(sum(norms) / len(norms), rel=1e-5)
 
 
 @each_update
@@ -180,9 +181,9 @@ def test_float16_has_float32s_gradient_and_skips_the_updates_that_overflow(tiny_
     optimizer, before = adamw(policy), weights(policy)
     scaler = models.scaler(optimizer, args)
     scaler.load_state(torch.tensor([2.0**60, 3]))
-    metrics = trainer.update(policy, optimizer, batch, 1, args)
+    logged = trainer.update(policy, optimizer, batch, 1, args)
     assert torch.equal(weights(policy), before) and not any(one["step"] > 0 for one in optimizer.state.values())
-    assert (metrics["overflows"], metrics["optimizer_steps"], metrics["grad_norm"]) == (1, 0, 0)
+    assert (logged["overflows"], logged["optimizer_steps"], logged["grad_norm"]) == (1, 0, 0)
     assert scaler.state().tolist() == [2.0**59, 0] and capsys.readouterr().out.count("an update was skipped") == 1
 
 
@@ -201,7 +202,7 @@ def test_a_scale_below_1_ends_the_program_before_any_weight_changes(tmp_path):
     assert "\n" not in end.value.code and "no checkpoint" in end.value.code and weight.tolist() == [1.0] * 3
 
 
-TRAINED = ["grpo", "grpo_ar_lopti", "grpo balanced"]  # the cases of which a model makes steps, too
+TRAINED = ["grpo", "grpo_ar_lopti", "grpo balanced", "entropy_bonus"]  # the cases of which a model makes steps, too
 
 
 def compute_share(folder):
@@ -225,8 +226,8 @@ def compute_share(folder):
                 results["value model"] = train_values(batch, args)
                 patch.setattr(ppo, "compute_values", lambda *_, batch=batch: batch["values"])
                 patch.setattr(ppo, "update_values", lambda *_: {})
-            metrics, given = step_of_main(trainer, args, batch, batch["rewards"][:, 0].tolist(), patch)
-        result = results[case] = {"rows": rows, "metrics": timeless(metrics), "advantages": given["advantages"]}
+            logged, given = step_of_main(trainer, args, batch, batch["rewards"][:, 0].tolist(), patch)
+        result = results[case] = {"rows": rows, "metrics": timeless(logged), "advantages": given["advantages"]}
         steps, result["update"] = gradients(trainer, given | {"ids": batch["token"]}, args, table)
         if case == "reinforce balanced":  # its update adds tensors to the batch
             trainer.update(table, Recorder(table), filled := given | {"ids": batch["token"]}, 1, args)

@@ -205,6 +205,7 @@ REFERENCES = {  # script: its weights, and what divides them
     **{script: (of_advantages, TOKENS) for script in ("reinforce", "opd", "sdpo")},
     **{script: (of_grpo, TOKENS) for script in ("ppo", "reinforce_pp", "grpo", "grpo_multi_turn", "dapo", "grpo_kl")},
     "grpo_ar_lopti": (of_grpo, TOKENS),
+    "entropy_bonus": (of_grpo, TOKENS),  # a table's entropy has no gradient: see test_entropy_bonus.py
     "dr_grpo": (of_grpo, LONGEST),
     "acpo": (of_acpo, RESPONSES),
     "gspo": (of_gspo, RESPONSES),

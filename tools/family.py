@@ -13,7 +13,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ORDER = """reinforce rloo maxrl sft opd sdpo dr_grpo ppo grpo_ar_lopti reinforce_pp dapo acpo gspo cispo dppo sapo
-    grpo_tis entropy_top archer gdpo grpo_multi_turn gigpo""".split()  # of a parent's children; others come last
+    grpo_tis entropy_top archer entropy_bonus gdpo
+    grpo_multi_turn gigpo""".split()  # of a parent's children; others come last
 DIFFERS = re.compile(r"^What differs from (\w+)\.py", re.MULTILINE)  # names the parent in a docstring
 
 

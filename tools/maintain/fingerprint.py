@@ -45,6 +45,7 @@ ENTRIES = {script: script for script in (*family.family(), *family.own_scripts()
     "cispo, gated": "cispo --gated",
     "rloo, KL in the reward": "rloo --kl_coef 0.05",
     "dppo": "dppo --updates_per_step 4",
+    "entropy_bonus, target": "entropy_bonus --entropy_target 9",
     "grpo_tis, responses left out": "grpo_tis --mask sequence --mask_delta 0 --updates_per_step 4",
     # At step 1 the student is the teacher, and only the large weight decay moves it away. Step 2 distils.
     "opd": "opd --teacher models/kk_tiny --lr 0.02 --weight_decay 1",

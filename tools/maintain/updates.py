@@ -22,8 +22,8 @@ from tools import family
 
 ALGORITHMS = [  # all RL scripts, which are all but sft.py, in reading order
     "reinforce", "rloo", "grpo", "dr_grpo", "ppo", "reinforce_pp", "dapo", "grpo_ar_lopti", "reinforce_pp_ar_lopti",
-    "dapo_ar_lopti", "acpo", "cispo", "gspo", "sapo", "dppo", "entropy_top", "archer", "grpo_tis", "opd", "sdpo",
-    "maxrl", "gdpo", "grpo_multi_turn", "gigpo",
+    "dapo_ar_lopti", "acpo", "cispo", "gspo", "sapo", "dppo", "entropy_top", "archer",
+    "entropy_bonus", "grpo_tis", "opd", "sdpo", "maxrl", "gdpo", "grpo_multi_turn", "gigpo",
 ]  # fmt: skip
 # A new script comes last.
 ALGORITHMS += [script for script in family.family() if script not in [*ALGORITHMS, "sft"]]

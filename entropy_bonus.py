@@ -1,0 +1,608 @@
+"""GRPO with an entropy bonus, whose weight is constant or holds the entropy at a target.
+
+From *Skywork Open Reasoner 1 Technical Report* (He et al. 2025, arXiv 2505.22312). The bonus is
+older: PPO has it (arXiv 1707.06347). Training makes the policy surer. Its responses to a prompt
+become alike, and equal responses teach nothing. The bonus rewards the policy for being unsure.
+Maximise, over all responses o_i of a mini-batch and all their tokens o_it,
+
+    J = 1/Σ_i|o_i| · Σ_i Σ_t { min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A] − β·k3 + α·H }
+
+    ρ  = π(o_it) / π_old(o_it)         π_old: the policy before this step's updates
+    A  = (r_i − mean) / (std + 1e-6)   the reward r_i, normalised in its group
+    k3 = π_ref/π − log(π_ref/π) − 1    estimate of KL(π ‖ π_ref); π_ref: the initial model
+    H  = −Σ_v π(v)·log π(v)            entropy of the current policy's distribution for o_it, over
+                                       the vocabulary, in nats, at the sampling temperature
+    α                                  --entropy_coef; with --entropy_target, see below
+
+The gradient of H goes through all probabilities of the vocabulary, not only through the sampled
+token's. The text before the token is held fixed: nothing rewards reaching a place of high entropy.
+
+With --entropy_target, in nats, a controller chooses α in each step. e is the mean entropy of the
+step's tokens before the update:
+
+    e ≤ target:    α = c, then c rises by Δ (--entropy_step)
+    e > target:    α = 0, then c falls by Δ, to 0 at the least
+
+c begins at --entropy_coef. Checkpoints save c.
+
+What differs from grpo.py: three flags that begin with --entropy; Policy has c, and its head gives
+the entropy a gradient; the term in policy_loss; adapt_entropy_coef and the metric entropy_coef. If
+α > 0, tokens whose advantage is 0 are trained, too. `--entropy_coef 0`, without a target, is
+grpo.py, bitwise.
+
+Where this file deviates from the paper's release (SkyworkAI/Skywork-OR1, a fork of verl), and why:
+- By default α is constant, and 0.001, as in earlier versions of verl. The release's settings are
+  --entropy_coef 0 --entropy_target 0.2, with Δ as here.
+- The release also bounds c above, by 0.005. Here the metric entropy_coef shows it if c runs away.
+- e is the entropy of this step's tokens. The release decides by what the last step's updates saw.
+- The divisor counts the tokens of the mini-batch, as for the other terms, so that the micro-batch
+  size does not matter. The release takes the mean of each micro-batch.
+- The release's other settings are not the defaults here: no KL term, temperature 1.
+- All deviations of grpo.py.
+
+Memory: the head's backward pass has two more tensors [4096, vocabulary] in float32 (1024 on a CPU).
+
+Command (one 80 GB GPU; `torchrun --nproc-per-node 4 entropy_bonus.py` for four):
+    python entropy_bonus.py
+"""
+
+import dataclasses
+from typing import Literal
+
+from runtime import flags, settings
+from runtime.settings import (
+    Dtype,
+    EvaluationTemperature,
+    Fraction,
+    GroupSize,
+    LearningRate,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Temperature,
+)
+
+# ----------------------------------------------------------------------------------------- settings
+
+
+@dataclasses.dataclass
+class Args(settings.RunArgs):
+    """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
+    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
+
+    A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
+    model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
+    RunArgs adds settings. Types check ranges: Fraction is in [0, 1], GroupSize in [1, 16384].
+    """
+
+    # ---- objective
+    clip_low: Fraction = 0.2  # ε_low: the clip range of ρ begins at 1 − ε_low
+    clip_high: NonNegativeFloat = 0.24  # ε_high: the clip range ends at 1 + ε_high
+    kl_coef: NonNegativeFloat = 0.001  # β, the weight of the KL term; 0 loads no reference model
+    entropy_coef: NonNegativeFloat = 0.001  # α, the bonus's weight; with a target: c at first
+    entropy_target: PositiveFloat | None = None  # entropy to hold, in nats; None: α is constant
+    entropy_step: PositiveFloat = 0.0001  # Δ: with a target, c changes by it in each step
+    updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
+
+    # ---- problems
+    task: str = "kk"  # kk, math, countdown, hitab, gym (see rewards/), or your own Python file
+    chat_template: Literal["auto", "none"] = "auto"  # auto: the model's template; none: plain text
+    max_prompt_tokens: PositiveInt = 1024  # problems with longer prompts are dropped
+
+    # ---- sampling
+    prompts_per_step: PositiveInt = 64  # a multiple of updates_per_step × processes (one per GPU)
+    responses_per_prompt: GroupSize = 8  # G, the group size: responses to each prompt
+    max_response_tokens: PositiveInt = 4096  # longer responses are truncated
+    temperature: Temperature = 0.7  # π is softmax(logits / temperature), in sampling and loss
+
+    # ---- optimizer
+    lr: LearningRate = 1e-6  # AdamW's learning rate, constant
+    weight_decay: Fraction = 0.01  # AdamW's weight decay
+    max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
+    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
+    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
+
+    # ---- run
+    model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
+    dtype: Dtype = "bfloat16"  # compute dtype; trained weights stay float32
+    steps: PositiveInt | None = None  # number of training steps; None: computed from --epochs
+    epochs: PositiveInt = 5  # passes over the training problems
+    eval_every: PositiveInt = 20  # evaluate every this many steps, at the start and the end
+    eval_temperature: EvaluationTemperature = 0.0  # sampling temperature in evaluations; 0: greedy
+    eval_samples: GroupSize = 1  # responses per test problem; more than one also gives pass@k
+    save_every: PositiveInt = 20  # write a checkpoint every this many steps and at the end
+    seed: NonNegativeInt = 0  # seeds the prompt order and the sampling
+
+
+# {task: {setting: value}}: the defaults that --task replaces, by those of the task's own paper.
+TASKS = settings.TASKS
+
+# Exit here on --help or a bad flag: importing torch takes seconds. main reads the flags again.
+flags.check(Args, TASKS)
+
+from statistics import fmean
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from rewards import score
+from runtime import batches, checkpoints, distributed, lora, metrics, models, records, sampler
+from runtime.batches import balance, micro_batches, next_problems, own_part
+from runtime.distributed import DEVICE, WORLD_SIZE, all_reduce, full_tensor
+from runtime.metrics import Clock
+from runtime.models import place, text_only
+from runtime.sampler import decode
+
+# ----------------------------------------------------------------------- policy (log-probabilities)
+
+
+class Policy(nn.Module):
+    """A causal language model that returns the log-probabilities of given tokens."""
+
+    def __init__(self, lm, args):
+        super().__init__()
+        self.lm = lm
+        self.args = args
+        # c, which checkpoints save. float64, so that c returns to 0 after many changes by Δ.
+        self.register_buffer("entropy_coef", torch.tensor(args.entropy_coef, dtype=torch.float64))
+
+    def forward(self, ids, mask, temperature, with_entropy=False):
+        """Compute the log-probability and entropy, in nats, of each response token.
+
+        ids [N, T]: prompt and response, padded on the right. Causal attention needs no attention
+        mask here: real tokens do not see the padding after them.
+        mask [N, T]: True on response tokens.
+        Returns two float32 tensors [N, T], zero outside the mask. The entropy is taken over the
+        full vocabulary; without with_entropy it is zero.
+        """
+        dtype = getattr(torch, self.args.dtype)  # of matrix products, by autocast
+        with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
+            hidden = self.hidden_states(ids, mask)  # [N, T, D]
+            # The state at position t predicts token t + 1, so pair states 0 to T − 2 with the mask
+            # of tokens 1 to T − 1. No response token is lost, because the prompt comes first.
+            states = hidden[:, :-1][mask[:, 1:]]  # [num_tokens, D]
+            targets = ids[mask]  # [num_tokens], in the same order
+            # Apply self.head to one chunk of tokens at a time, and recompute its logits in the
+            # backward pass: the logits of all tokens would be the largest tensor here.
+            logp, entropy = models.in_chunks(self.head, states, targets, temperature, with_entropy)
+        return to_rows(logp, mask), to_rows(entropy, mask)
+
+    def hidden_states(self, ids, mask):
+        """Compute the final hidden state of every token, the input of the head: [N, T, D]."""
+        # Start from float32 embeddings, so that the residual stream stays float32, whatever the
+        # weights' dtype. autocast rounds only the inputs of matrix products.
+        embedded = models.embed(self.lm, ids)  # {"inputs_embeds": [N, T, D] in float32}
+        # If all rows of this call begin with the same prompt, its length; 0 if they don't, or if
+        # computing it once would save no time. Result and gradient are the same.
+        length = batches.length_to_share(ids, mask, self.args)
+        if length > 0:
+            return models.with_shared_prompt(self.lm.model, embedded, length)
+        return self.lm.model(**embedded, use_cache=False).last_hidden_state
+
+    def head(self, states, targets, temperature, with_entropy):
+        """Compute log-probability and entropy: states [n, D], targets [n] → two float32 [n]."""
+        logits = models.logits(self.lm, states)  # [n, vocabulary] in float32
+        all_log_probs = logits.div_(temperature).log_softmax(-1)  # in place: saves memory
+        logp = all_log_probs.gather(-1, targets[:, None])[:, 0]  # of the targets: [n]
+        entropy = torch.zeros_like(logp)
+        if with_entropy:
+            entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)  # with gradient, in update
+        return logp, entropy
+
+
+def to_rows(values, mask):
+    """Scatter values [num_tokens] to the response tokens of [N, T]; zero elsewhere."""
+    return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, values)
+
+
+def load_policy(args, trained):
+    """Load the model: to train it, in float32, or frozen, in --dtype (a reference, if any)."""
+    dtype = torch.float32 if trained else getattr(torch, args.dtype)
+    # If the model also reads images, text_only leaves that part out.
+    lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, **text_only(args.model))
+    policy = Policy(lm, args)
+    policy.requires_grad_(trained)
+    if trained and args.lora_rank > 0:
+        lora.add_adapters(policy, args)  # trains only these; casts all else to --dtype
+    return place(policy, args)  # to its device; sharded if there are several processes
+
+
+@torch.no_grad()
+def log_probs(policy, batch, args, with_entropy=True):
+    """Compute log-probability and entropy of a batch's response tokens, without gradient.
+
+    Returns two tensors [N, T] on the CPU, zero outside the mask.
+    """
+    all_logp = torch.zeros(batch["ids"].shape)
+    all_entropy = torch.zeros(batch["ids"].shape)
+    # A micro-batch is on the policy's device and has as many rows as fit in one forward pass,
+    # padded to the longest of them. Each row comes once, longest first; rows without response
+    # tokens are skipped. The last argument is the progress bar's title.
+    for rows, micro in micro_batches(batch, args, "log-probabilities"):
+        logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, with_entropy)
+        length = logp.shape[1]
+        # Add, don't assign. With sharded weights, all processes must run the same number of passes.
+        # A process that finishes early repeats its last pass with an empty mask, which gives zeros.
+        all_logp[rows, :length] += logp.cpu()
+        all_entropy[rows, :length] += entropy.cpu()
+    return all_logp, all_entropy
+
+
+# ------------------------------------------------------------------------------------------ sampler
+
+
+def load_sampler(args):
+    """Start this process's vLLM engine, before the policy takes memory."""
+    options = sampler.options(args)  # sets environment variables, too: call it before the import
+    from vllm import LLM
+
+    with distributed.library_notices():  # hides all of vLLM's output but errors
+        return LLM(
+            model=args.model,
+            dtype=args.dtype,
+            seed=args.seed,
+            logprobs_mode="processed_logprobs",  # at the sampling temperature
+            **options,
+        )
+
+
+def generate(llm, problems, when, args, **sampling_params):
+    """Generate responses with vLLM, in the order of the problems, and decode them.
+
+    when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
+    the problem alone. From it, vLLM derives a seed per response. So the number of processes does
+    not matter.
+    sampling_params: further arguments for SamplingParams.
+    """
+    from vllm import SamplingParams
+
+    prompts = []
+    params = []
+    for problem in problems:
+        prompts.append({"prompt_token_ids": problem["prompt_ids"]})
+        params.append(
+            SamplingParams(
+                seed=sampler.request_seed(args.seed, when, problem["id"]),
+                max_tokens=args.max_response_tokens,
+                stop_token_ids=sampler.end_tokens(args.model),  # EOS tokens
+                detokenize=False,  # decode() below does it for all responses at once
+                **sampling_params,
+            )
+        )
+    sampler.empty_prefix_cache(llm)  # older weights computed its keys and values
+    outputs = llm.generate(prompts, params, use_tqdm=sampler.progress_bar(when))
+    responses = []
+    for output in outputs:  # one per prompt
+        responses += output.outputs
+    # Decode without the EOS token and other tokens that only control the chat.
+    for response, text in zip(responses, decode(llm.get_tokenizer(), responses)):
+        response.text = text
+    return responses
+
+
+def sample(llm, problems, step, args):
+    """Sample responses from the current policy. Returns tensors (see to_batch) and vLLM's outputs.
+
+    problems: one per response, so each problem is repeated G times in a row.
+    """
+    responses = generate(
+        llm,
+        problems[:: args.responses_per_prompt],  # each problem once; n asks for G responses
+        step,
+        args,
+        n=args.responses_per_prompt,
+        temperature=args.temperature,
+        logprobs=0,  # return log π of each sampled token, and of 0 others
+        flat_logprobs=True,  # fast: response.logprobs.logprobs is a plain list of numbers
+    )
+    return to_batch(problems, responses), responses
+
+
+def to_batch(problems, responses):
+    """Convert prompts and responses to tensors, one row per response.
+
+    ids [N, T]: prompt and response, padded with zeros on the right.
+    mask [N, T]: True on response tokens, the EOS token included.
+    sampler_logp [N, T]: vLLM's own log-probabilities.
+    """
+    prompts = [problem["prompt_ids"] for problem in problems]
+    rows = list(zip(prompts, responses))
+    longest = max(len(prompt) + len(response.token_ids) for prompt, response in rows)
+    ids = torch.zeros(len(rows), longest, dtype=torch.long)
+    mask = torch.zeros(len(rows), longest, dtype=torch.bool)
+    sampler_logp = torch.zeros(len(rows), longest)
+    for i, (prompt, response) in enumerate(rows):
+        begin = len(prompt)
+        end = begin + len(response.token_ids)
+        ids[i, :begin] = torch.tensor(prompt)
+        ids[i, begin:end] = torch.tensor(response.token_ids)
+        mask[i, begin:end] = True
+        sampler_logp[i, begin:end] = torch.tensor(response.logprobs.logprobs)
+    return {"ids": ids, "mask": mask, "sampler_logp": sampler_logp}
+
+
+def sync_weights(policy, llm, args):
+    """Copy the policy's weights to vLLM, one tensor at a time, in --dtype."""
+
+    def named_weights():
+        # remove_duplicate=False: if embedding and head share a tensor, send it under both names,
+        # because vLLM may hold two copies. full_tensor gathers a weight's shards, so all processes
+        # must go through the weights in the same order. With LoRA, each adapter is merged into its
+        # weight; without LoRA, the weights are sent unchanged.
+        for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
+            weight = full_tensor(weight.to(getattr(torch, args.dtype)))
+            yield name, sampler.rounded(policy.lm, name, weight, args)  # if --sampler_dtype
+
+    sampler.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
+
+
+# --------------------------------------------------------------------------------------- advantages
+
+
+def compute_advantages(scores, batch, args):
+    """Compute the advantage of every response token: the reward, normalised within its group.
+
+    scores: one per response; the G responses to a prompt are consecutive.
+    Returns [N, T], zero outside the batch's mask (response tokens). In a group of one response,
+    the mean is set to 0 and the standard deviation to 1, as in the library verl.
+    """
+    rewards = torch.tensor([s["reward"] for s in scores])  # [N]
+    groups = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
+    mean, std = 0.0, 1.0
+    if args.responses_per_prompt > 1:
+        # If a group's rewards only differ by rounding (1e-6 of the largest), set all to the first.
+        groups = groups.where(~metrics.all_equal(groups), groups[:, :1])
+        # Subtract the first reward, which cancels in A: then equal rewards have A = 0 exactly,
+        # although their mean may be rounded.
+        groups = groups - groups[:, :1]
+        mean = groups.mean(1, keepdim=True)  # [prompts, 1]
+        std = groups.std(1, keepdim=True)  # divides by G − 1
+    advantages = (groups - mean) / (std + 1e-6)
+    advantages = advantages.reshape(-1, 1)  # [N, 1]
+    # Each response token gets the advantage; all other places get 0.
+    return advantages * batch["mask"]  # [N, T]
+
+
+# --------------------------------------------------------------------------------------------- loss
+
+
+def policy_loss(logp, entropy, batch, divisor, args):
+    """Compute one micro-batch's part of −J and the number of its clipped tokens.
+
+    logp and entropy [N, T] carry the gradient; the batch's old_logp, ref_logp, advantages and mask
+    are [N, T] too. divisor: Σ|o_i| of J, the response tokens of the whole mini-batch on all
+    processes, so that the losses of its micro-batches add up to −J.
+    """
+    advantages = batch["advantages"]
+    mask = batch["mask"]
+    low = 1 - args.clip_low
+    high = 1 + args.clip_high
+    # The clamp changes only log-ratios beyond ±20, so that exp does not overflow.
+    ratio = (logp - batch["old_logp"]).clamp(-20, 20).exp()  # ρ
+    surrogate = torch.min(ratio * advantages, ratio.clamp(low, high) * advantages)
+    # Count the clipped tokens: min gives their surrogate no gradient, since they have moved far
+    # enough in the direction of A.
+    too_high = (advantages > 0) & (ratio > high)
+    too_low = (advantages < 0) & (ratio < low)
+    clipped = (too_high | too_low) & mask
+
+    # To minimise the loss is to maximise J.
+    loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
+    loss = loss - args.entropy_coef * entropy
+    # The sums of all micro-batches add up.
+    return loss[mask].sum() / divisor, clipped.sum()
+
+
+def k3(logp, ref_logp):
+    """Compute the KL term of each token, exp(ref − logp) − (ref − logp) − 1, in nats.
+
+    Value: averaged over tokens sampled from π, it is KL(π ‖ π_ref). Gradient: it pulls each token's
+    π to π_ref, by (1 − π_ref/π)·∇log π. Averaged, this is the gradient of KL(π_ref ‖ π) instead,
+    because a loss does not differentiate the sampling; grpo_kl.py has better estimates.
+    """
+    difference = (ref_logp - logp).clamp(-20, 20)
+    return difference.exp() - difference - 1
+
+
+def adapt_entropy_coef(policy, entropy, args):
+    """Return α of this step, and change c by Δ for the next one.
+
+    entropy: the mean over the step's tokens, in nats. Without --entropy_target α is --entropy_coef.
+    """
+    if args.entropy_target is None:
+        return args.entropy_coef
+    is_low = entropy <= args.entropy_target
+    alpha = policy.entropy_coef.item() if is_low else 0.0
+    policy.entropy_coef += args.entropy_step if is_low else -args.entropy_step
+    policy.entropy_coef.clamp_(min=0)
+    return alpha
+
+
+# ------------------------------------------------------------------------------------------- update
+
+
+def minibatches(batch, count):
+    """Yield `count` equal parts of the batch, in order. No group is split."""
+    size = len(batch["ids"]) // count
+    for first in range(0, count * size, size):
+        yield {name: value[first : first + size] for name, value in batch.items()}
+
+
+def update(policy, optimizer, batch, step, args):
+    """Make all optimizer updates of a step, one per mini-batch.
+
+    Returns metrics: clip_rate (fraction of tokens), grad_norm (mean), optimizer_steps (count).
+    """
+    num_clipped = 0
+    grad_norms = []  # one per update
+    for minibatch in minibatches(batch, args.updates_per_step):
+        # What the loss needs from the whole mini-batch, on all processes:
+        divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
+        minibatch = balance(minibatch, args)  # equal work for all processes
+
+        clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
+        num_clipped += clipped
+        grad_norms.append(grad_norm)
+    return {
+        "clip_rate": metrics.token_rate(num_clipped, batch["mask"]),
+        **metrics.of_updates(grad_norms, args),  # grad_norm, optimizer_steps, overflows (float16)
+    }
+
+
+def update_once(policy, optimizer, minibatch, divisor, step, args):
+    """Make one optimizer update. Returns the number of clipped tokens and the gradient norm.
+
+    Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
+    processes, then clipped to norm max_grad_norm.
+    """
+    scaler = models.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
+    minibatch_loss = 0.0
+    num_clipped = 0
+    # For speed, if α and β are 0, drop tokens with A = 0 from the mask: they have no gradient. The
+    # divisor still counts them. If no token is left, one pass still runs, so that AdamW gets zeros.
+    if args.entropy_coef == 0:
+        minibatch = batches.without_idle(minibatch, args)
+    for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
+        logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, args.entropy_coef > 0)
+        loss, clipped = policy_loss(logp, entropy, micro, divisor, args)
+        # If there are several processes, FSDP2 averages their gradients: × WORLD_SIZE is the sum.
+        scaler.scale(loss * WORLD_SIZE).backward()
+        minibatch_loss += loss.detach().double()  # .item() would wait for the GPU
+        num_clipped += clipped
+    scaler.unscale_(optimizer)
+    grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
+    grad_norm = full_tensor(grad_norm).item()  # under FSDP2 it is a DTensor: gather it
+    # Exit if the loss or the norm is NaN or infinite, while the weights are still good. In float16
+    # such a norm is only an overflow: scaler.step skips this update and lowers the loss's scale.
+    records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
+    scaler.step(optimizer)  # optimizer.step(), then torch's scaler.update()
+    optimizer.zero_grad()
+    return num_clipped, grad_norm
+
+
+# --------------------------------------------------------------------------------------- evaluation
+
+
+@records.task_may_fail  # an error of the task ends the run, with a checkpoint
+def evaluate(llm, task, problems, step, run, args):
+    """Measure accuracy on the test problems, and save some of the responses.
+
+    Returns the accuracy of each category of problems and the mean over categories. With several
+    responses (--eval_samples), also pass@k: the chance that one of k is right (arXiv 2107.03374).
+    """
+    mine = own_part(problems)  # this process's problems; no other process has them
+    k = args.eval_samples
+    responses = generate(llm, mine, "test", args, n=k, temperature=args.eval_temperature)
+    asked = []  # one problem per response
+    for problem in mine:
+        asked += [problem] * k
+    scores = score(task, responses, asked)  # keys: reward, correct, format (see main)
+    run.write_tests(step, mine, responses[::k], scores[::k])  # the first response per problem
+    accuracy = metrics.accuracy_by_category("eval/accuracy", asked, scores)  # over all processes
+    pass_at_k = metrics.pass_at_each_k("eval/pass", asked, scores, k)  # {} if k is 1
+    return {"eval/accuracy": fmean(accuracy.values()), **accuracy, **pass_at_k}
+
+
+# --------------------------------------------------------------------------------------------- main
+
+
+def main():
+    # Read flags, tokenizer and problems, and print the header. Exits here with --dry_run, and on
+    # errors that flags.check could not see, such as a missing file. run writes the run's files,
+    # task makes prompts and scores responses, train and test are lists of problems.
+    args, run, tokenizer, task, train, test = records.begin(Args, TASKS)
+
+    llm = load_sampler(args)
+    policy = load_policy(args, trained=True)
+    reference = None
+    if args.kl_coef > 0 and args.lora_rank > 0:
+        reference = lora.without_adapters(policy)  # the policy with its adapters off
+    elif args.kl_coef > 0:
+        reference = load_policy(args, trained=False)
+    optimizer = torch.optim.AdamW(
+        policy.parameters(), lr=args.lr, weight_decay=args.weight_decay, fused=True
+    )
+    # Steps done and training problems used so far: 0, 0 unless the run is resumed.
+    step, num_used = checkpoints.load(policy, optimizer, args.resume)
+    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
+    # tokens, after a sync of changed weights.
+    models.check_same(policy, llm, sync_weights, train[0], args)
+    sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
+    run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
+    if step == 0:
+        run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
+
+    saved = step
+    while step < args.steps and not run.interrupted():
+        # If the task fails in this step, the run ends with a checkpoint of the steps before.
+        run.begin_step(policy, optimizer, tokenizer, step, num_used, args)
+        step += 1
+        clock = Clock()  # times each phase
+
+        # Sample a group of responses to each prompt.
+        # Take this process's problems, each repeated G times in a row. Every epoch is shuffled
+        # anew; leftover problems that do not fill a step are dropped.
+        problems, num_used = next_problems(train, num_used, args)
+        batch, responses = sample(llm, problems, step, args)
+        clock.lap("sample")
+        sampler.sleep(llm)  # frees GPU memory for training; sync_weights wakes it up
+
+        # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
+        # the answer right?) and format (are the required tags there?).
+        scores = score(task, responses, problems)
+        clock.lap("score")
+
+        # Compute advantages, and log-probabilities from before the update.
+        batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
+        if reference:
+            batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
+        else:
+            batch["ref_logp"] = batch["old_logp"]  # a placeholder: β is 0
+        batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
+        clock.lap("logprob")
+
+        # Update the policy with this step's α, and pass its weights on to vLLM.
+        entropy = metrics.token_mean(batch["entropy"], batch["mask"])
+        args.entropy_coef = adapt_entropy_coef(policy, entropy, args)
+        weights_before = metrics.some_weights(policy, args.dtype)  # to log what fraction changes
+        updated = update(policy, optimizer, batch, step, args)  # metrics
+        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
+        clock.lap("train")
+        sync_weights(policy, llm, args)
+        timings = clock.end("sync")  # seconds per phase, peak memory
+
+        # Log, evaluate, save.
+        kl = k3(batch["old_logp"], batch["ref_logp"])  # [N, T]
+        gap = (batch["old_logp"] - batch["sampler_logp"]).abs()  # [N, T]
+        row = {
+            "step": step,
+            **metrics.of_responses(responses, problems, scores, args),  # reward, accuracy, lengths
+            # Means over the response tokens of all processes:
+            "entropy": entropy,
+            "entropy_coef": args.entropy_coef,
+            "sampler_gap": metrics.token_mean(gap, batch["mask"]),
+            "kl": metrics.token_mean(kl, batch["mask"]) if reference else None,
+            **updated,
+            "weights_changed": metrics.share_changed(weights_before, policy, args.dtype),
+            **timings,
+        }
+        if step == args.steps or (step % args.eval_every == 0 and not run.interrupted()):
+            row.update(evaluate(llm, task, test, step, run, args))
+        run.write(row)  # to metrics.jsonl, TensorBoard and, in one line, the terminal
+        run.write_samples(step, problems, responses, scores)  # saves a few of them
+        if step % args.save_every == 0:
+            # Even if the run is killed here, the last complete checkpoint stays intact.
+            checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)
+            saved = step
+
+    if saved < step:  # after the last step, or an interruption
+        checkpoints.save(policy, optimizer, tokenizer, step, num_used, args)
+    run.close(step)  # plots the curves; prints how the run ended and how to resume it
+    del llm  # must come first: distributed.end closes vLLM's process group
+    distributed.end()
+
+
+if __name__ == "__main__":
+    main()
