@@ -175,14 +175,17 @@ def guess_panel(axes, scripts):
     trainer = importlib.import_module(scripts["script"])
     numbers = range(1, guess.HIGHEST + 1)
     games = [game(number, first) for number in numbers for first in numbers]
-    scores = [guess.score_conversation(one.turns, one.problem["answer"]) for one in games]
+    scores = []
+    for one in games:
+        found = guess.score_conversation(one.turns, one.problem["answer"])
+        scores.append({**found, "turns": [(one.problem["id"], state, 1) for state in one.states]})
     batch = {"mask": torch.ones(len(games), max(len(one.turns) for one in games), dtype=torch.bool)}
     for i, one in enumerate(games):
         batch["mask"][i, len(one.turns) :] = False
     found = {}
     for anchors in ("group", "step"):
         args = dataclasses.replace(settings_of("gigpo"), anchors=anchors)
-        of_tokens, _ = trainer.turn_advantages(games, scores, batch, args)
+        of_tokens = trainer.turn_advantages(scores, batch, args)
         found[anchors] = of_tokens[:, 0].view(guess.HIGHEST, guess.HIGHEST)  # [number, first guess]
     for number, style in ((3, "--"), (12, ":")):
         label = f"in a group that hides {number}"
