@@ -17,6 +17,7 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import psutil
 import torch
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
@@ -35,7 +36,7 @@ from runtime import (
     metrics,
     terminal,
 )
-from runtime.machine import RANK, device_name
+from runtime.machine import LOCAL_WORLD_SIZE, RANK, device_name
 from runtime.models import HEAD_CHUNK
 
 KEPT_TESTS = 20  # test problems whose responses are saved
@@ -511,13 +512,18 @@ GRACE = 5
 def catch_signals():
     """Return a list that gets the first signal's name ("SIGINT", "SIGHUP" …), which ends the run.
 
-    Under nohup, which makes a process ignore SIGHUP, SIGHUP stays ignored.
+    If another process has died, torchrun sends SIGTERM to the remaining ones. They end at once:
+    they would wait for the dead one in their next all_reduce. Under nohup, which makes a process
+    ignore SIGHUP, SIGHUP stays ignored.
     """
     asked_to_stop = []
     first = 0.0  # seconds on time.monotonic()'s clock
 
     def at_signal(number, frame):
         nonlocal first
+        if number == signal.SIGTERM and another_has_died():
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
         if not asked_to_stop:
             first = time.monotonic()
             name = signal.Signals(number).name
@@ -537,3 +543,12 @@ def catch_signals():
         if signal.getsignal(number) != signal.SIG_IGN or number != signal.SIGHUP:
             signal.signal(number, at_signal)
     return asked_to_stop
+
+
+def another_has_died() -> bool:
+    """Return whether torchrun has fewer processes on this machine than it started."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:  # torchrun is not the parent
+        return False
+    children = psutil.Process(os.getppid()).children()
+    alive = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+    return len(alive) < LOCAL_WORLD_SIZE
