@@ -5,6 +5,7 @@ shell: as __main__, with a session, an environment and files for its output of i
 environment when it is imported is not imported beforehand. Nor is a sitecustomize: Python reads it when it starts.
 """
 
+import atexit
 import gc
 import multiprocessing
 import os
@@ -55,6 +56,8 @@ def run_here(words, environment, stdout, stderr, root):
     except Exception:  # multiprocessing would print it without asking the hook
         sys.excepthook(*sys.exc_info())
         sys.exit(1)
+    finally:
+        atexit._run_exitfuncs()  # as Python does for a script, and multiprocessing does not
 
 
 def run(words, processes=1, timeout=1200, env=None, root=ROOT, machines=1):
