@@ -2,7 +2,7 @@
 
 *Approximating KL Divergence* (Schulman 2020) has k1, k2 and k3 as estimates of the divergence's
 value. Training uses their gradients, and an estimate with the right mean can have the gradient of
-another divergence (course/lesson_10.md). Maximise, over all responses o_i of a mini-batch and all
+another divergence (course/lesson_10). Maximise, over all responses o_i of a mini-batch and all
 their tokens o_it,
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t { min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A] − β·k }

@@ -54,7 +54,7 @@ Where this file deviates from the textbook, and why:
 - J is divided by the number of tokens. The textbook divides by the number of responses. Within a
   batch both gradients have the same direction, and this one does not grow with the responses'
   length. It needs the baseline: without one, rewards above 0 would favour short responses, because
-  they come in batches with a smaller divisor (course/lesson_0.md, 0.3).
+  they come in batches with a smaller divisor (course/lesson_00, 0.3).
 - The mean contains r_i, so the baseline depends on o_i. But with n responses, A_i is (1 − 1/n)·(r_i
   − the mean of the others), and that mean does not. So the gradient is a little shorter, in the
   same direction. rloo.py leaves r_i out.
