@@ -236,9 +236,10 @@ def load_sampler(args):
         )
 
 
-def generate(llm, problems, when, args, **sampling_params):
-    """Generate responses with vLLM, in the order of the problems, and decode them.
+def generate(llm, prompts, when, args, **sampling_params):
+    """Generate responses with vLLM, in the order of the prompts, and decode them.
 
+    prompts: problems, one per prompt.
     when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
     the problem alone. From it, vLLM derives a seed per response. So the number of processes does
     not matter.
@@ -246,10 +247,10 @@ def generate(llm, problems, when, args, **sampling_params):
     """
     from vllm import SamplingParams
 
-    prompts = []
+    requests = []
     params = []
-    for problem in problems:
-        prompts.append({"prompt_token_ids": problem["prompt_ids"]})
+    for problem in prompts:
+        requests.append({"prompt_token_ids": problem["prompt_ids"]})
         params.append(
             SamplingParams(
                 seed=sampler.request_seed(args.seed, when, problem["id"]),
@@ -260,7 +261,7 @@ def generate(llm, problems, when, args, **sampling_params):
             )
         )
     sampler.empty_prefix_cache(llm)  # it has prompts' keys and values, of older weights
-    outputs = llm.generate(prompts, params, use_tqdm=sampler.progress_bar(when))
+    outputs = llm.generate(requests, params, use_tqdm=sampler.progress_bar(when))
     responses = []
     for output in outputs:  # one per prompt
         responses += output.outputs
@@ -277,7 +278,7 @@ def sample(llm, problems, step, args):
     """
     responses = generate(
         llm,
-        problems[:: args.responses_per_prompt],  # each problem once; n asks for G responses
+        problems[:: args.responses_per_prompt],  # one per prompt; n asks for G responses
         step,
         args,
         n=args.responses_per_prompt,
@@ -295,8 +296,7 @@ def to_batch(problems, responses):
     mask [N, T]: True on response tokens, the EOS token included.
     sampler_logp [N, T]: vLLM's own log-probabilities.
     """
-    prompts = [problem["prompt_ids"] for problem in problems]
-    rows = list(zip(prompts, responses))
+    rows = [(problem["prompt_ids"], response) for problem, response in zip(problems, responses)]
     longest = max(len(prompt) + len(response.token_ids) for prompt, response in rows)
     ids = torch.zeros(len(rows), longest, dtype=torch.long)
     mask = torch.zeros(len(rows), longest, dtype=torch.bool)
@@ -466,23 +466,23 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 
 
 @records.task_may_fail  # an error of the task ends the run, with a checkpoint
-def evaluate(llm, task, problems, step, run, args):
+def evaluate(llm, task, test, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
     Returns the accuracy of each category of problems (K&K: the number of people) and the mean over
     categories. With several responses (--eval_samples), also pass@k: the chance that one of k is
     right (arXiv 2107.03374).
     """
-    mine = own_part(problems)  # this process's problems; no other process has them
+    prompts = own_part(test)  # this process's test problems; no other process has them
     k = args.eval_samples
-    responses = generate(llm, mine, "test", args, n=k, temperature=args.eval_temperature)
-    asked = []  # one problem per response
-    for problem in mine:
-        asked += [problem] * k
-    scores = score(task, responses, asked)  # keys: reward, correct, format (see main)
-    run.write_tests(step, mine, responses[::k], scores[::k])  # the first response per problem
-    accuracy = metrics.accuracy_by_category("eval/accuracy", asked, scores)  # over all processes
-    pass_at_k = metrics.pass_at_each_k("eval/pass", asked, scores, k)  # {} if k is 1
+    responses = generate(llm, prompts, "test", args, n=k, temperature=args.eval_temperature)
+    problems = []  # one per response
+    for problem in prompts:
+        problems += [problem] * k
+    scores = score(task, responses, problems)  # keys: reward, correct, format (see main)
+    run.write_tests(step, prompts, responses[::k], scores[::k])  # the first response per problem
+    accuracy = metrics.accuracy_by_category("eval/accuracy", problems, scores)  # over all processes
+    pass_at_k = metrics.pass_at_each_k("eval/pass", problems, scores, k)  # {} if k is 1
     return {"eval/accuracy": fmean(accuracy.values()), **accuracy, **pass_at_k}
 
 

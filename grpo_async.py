@@ -270,9 +270,10 @@ def load_sampler(args):
         )
 
 
-def generate(llm, problems, when, args, **sampling_params):
-    """Generate responses with vLLM, in the order of the problems, and decode them.
+def generate(llm, prompts, when, args, **sampling_params):
+    """Generate responses with vLLM, in the order of the prompts, and decode them.
 
+    prompts: problems, one per prompt.
     when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
     the problem alone. From it, vLLM derives a seed per response. So the number of processes does
     not matter.
@@ -280,10 +281,10 @@ def generate(llm, problems, when, args, **sampling_params):
     """
     from vllm import SamplingParams
 
-    prompts = []
+    requests = []
     params = []
-    for problem in problems:
-        prompts.append({"prompt_token_ids": problem["prompt_ids"]})
+    for problem in prompts:
+        requests.append({"prompt_token_ids": problem["prompt_ids"]})
         params.append(
             SamplingParams(
                 seed=sampler.request_seed(args.seed, when, problem["id"]),
@@ -294,7 +295,7 @@ def generate(llm, problems, when, args, **sampling_params):
             )
         )
     sampler.empty_prefix_cache(llm)  # it has prompts' keys and values, of older weights
-    outputs = llm.generate(prompts, params, use_tqdm=sampler.progress_bar(when))
+    outputs = llm.generate(requests, params, use_tqdm=sampler.progress_bar(when))
     responses = []
     for output in outputs:  # one per prompt
         responses += output.outputs
@@ -315,7 +316,7 @@ def request(server, weights, problems, step, args):
         "logprobs": 0,  # return log π of each sampled token, and of 0 others
         "flat_logprobs": True,  # fast: response.logprobs.logprobs is a plain list of numbers
     }
-    # Each problem once. The request reaches serve in the sampler's process.
+    # One problem per prompt. The request reaches serve in the sampler's process.
     server.request(weights, problems[:: args.responses_per_prompt], step, sampling_params)
 
 
@@ -328,13 +329,13 @@ def serve(args, next_request, send):
     llm = load_sampler(args)
     send("loaded", True)
     while True:
-        weights, problems, when, sampling_params = next_request()
+        weights, prompts, when, sampling_params = next_request()
         started = time.perf_counter()
         sync_weights(weights, llm)
         if when == "check":  # see check_sampler
-            responses = [models.ten_tokens(llm, problems[0])]
+            responses = [models.ten_tokens(llm, prompts[0])]
         else:
-            responses = generate(llm, problems, when, args, **sampling_params)
+            responses = generate(llm, prompts, when, args, **sampling_params)
         send(when, (responses, time.perf_counter() - started))
 
 
@@ -345,8 +346,7 @@ def to_batch(problems, responses):
     mask [N, T]: True on response tokens, the EOS token included.
     sampler_logp [N, T]: vLLM's own log-probabilities.
     """
-    prompts = [problem["prompt_ids"] for problem in problems]
-    rows = list(zip(prompts, responses))
+    rows = [(problem["prompt_ids"], response) for problem, response in zip(problems, responses)]
     longest = max(len(prompt) + len(response.token_ids) for prompt, response in rows)
     ids = torch.zeros(len(rows), longest, dtype=torch.long)
     mask = torch.zeros(len(rows), longest, dtype=torch.bool)
@@ -577,29 +577,29 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 
 
 @records.task_may_fail  # an error of the task ends the run, with a checkpoint
-def evaluate(server, weights, task, problems, step, run, args):
+def evaluate(server, weights, task, test, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
     weights: a snapshot of the policy to test. Returns the accuracy of each category of problems and
     the mean over categories, or {} if the sampler has died. With several responses
     (--eval_samples), also pass@k: the chance that one of k is right (arXiv 2107.03374).
     """
-    mine = own_part(problems)  # this process's problems; no other process has them
+    prompts = own_part(test)  # this process's test problems; no other process has them
     k = args.eval_samples
     sampling_params = {"n": k, "temperature": args.eval_temperature}
-    server.request(weights, mine, "test", sampling_params)
+    server.request(weights, prompts, "test", sampling_params)
     answer = server.receive("test")
     if answer is None:  # the sampler has died: end the run, so that it can be resumed
         run.fail(f"the sampler's process {server.how_it_ended()}")
         return {}
     responses, _ = answer
-    asked = []  # one problem per response
-    for problem in mine:
-        asked += [problem] * k
-    scores = score(task, responses, asked)  # keys: reward, correct, format (see main)
-    run.write_tests(step, mine, responses[::k], scores[::k])  # the first response per problem
-    accuracy = metrics.accuracy_by_category("eval/accuracy", asked, scores)  # over all processes
-    pass_at_k = metrics.pass_at_each_k("eval/pass", asked, scores, k)  # {} if k is 1
+    problems = []  # one per response
+    for problem in prompts:
+        problems += [problem] * k
+    scores = score(task, responses, problems)  # keys: reward, correct, format (see main)
+    run.write_tests(step, prompts, responses[::k], scores[::k])  # the first response per problem
+    accuracy = metrics.accuracy_by_category("eval/accuracy", problems, scores)  # over all processes
+    pass_at_k = metrics.pass_at_each_k("eval/pass", problems, scores, k)  # {} if k is 1
     return {"eval/accuracy": fmean(accuracy.values()), **accuracy, **pass_at_k}
 
 
