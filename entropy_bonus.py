@@ -25,10 +25,22 @@ step's tokens before the update:
 
 c begins at --entropy_coef. Checkpoints save c.
 
+--cov keeps the entropy up without a bonus (*The Entropy Mechanism of Reinforcement Learning for
+Reasoning Language Models*, Cui et al. 2025, arXiv 2505.22617). The entropy falls because of few
+tokens, those with the largest
+
+    cov = (log π_old(o_it) − mean) · (A_i − mean)      means over the tokens of the mini-batch
+
+They are probable tokens of good responses, and improbable ones of bad responses. --cov kl (KL-Cov)
+subtracts --cov_kl_coef · |log ρ| from the term of the tokens with the largest cov, --cov_fraction
+of all. --cov clip (Clip-Cov) leaves as many tokens without the term min[…], drawn from those with
+a cov between 1 and 5; clip_rate counts them.
+
 What differs from grpo.py: three flags that begin with --entropy; Policy has c, and its head gives
-the entropy a gradient; the term in policy_loss; adapt_entropy_coef and the metric entropy_coef. If
-α > 0, tokens whose advantage is 0 are trained, too. `--entropy_coef 0`, without a target, is
-grpo.py, bitwise.
+the entropy a gradient; the term in policy_loss; adapt_entropy_coef and the metric entropy_coef;
+three flags that begin with --cov, high_covariance, and what policy_loss does to its tokens. If
+α > 0, tokens whose advantage is 0 are trained, too. `--entropy_coef 0`, without a target and --cov,
+is grpo.py, bitwise.
 
 Where this file deviates from the paper's release (SkyworkAI/Skywork-OR1, a fork of verl), and why:
 - By default α is constant, and 0.001, as in earlier versions of verl. The release's settings are
@@ -38,6 +50,14 @@ Where this file deviates from the paper's release (SkyworkAI/Skywork-OR1, a fork
 - The divisor counts the tokens of the mini-batch, as for the other terms, so that the micro-batch
   size does not matter. The release takes the mean of each micro-batch.
 - The release's other settings are not the defaults here: no KL term, temperature 1.
+- Cui et al. (PRIME-RL/Entropy-Mechanism-of-RL, a fork of verl) rank by the current π, within each
+  micro-batch. Here cov is of π_old, and one ranking has the tokens of all processes.
+- Clip-Cov's draw takes later digits of log π_old for random numbers, so that neither a resume nor
+  the number of processes changes it. The release draws anew in each micro-batch.
+- KL-Cov's |log ρ|, from the release, stands for the paper's KL(π_old ‖ π). Its slope is ±1 at once:
+  it has no effect in a step's first update, except for rounding, and its full effect after that.
+- PPO's clip stays. The release's KL-Cov has none, and its Clip-Cov a wide one, --clip_high 1
+  --clip_low 1; both with --kl_coef 0 --entropy_coef 0 --temperature 1.
 - All deviations of grpo.py.
 
 Memory: the head's backward pass has two more tensors [4096, vocabulary] in float32 (1024 on a CPU).
@@ -59,6 +79,7 @@ from runtime.settings import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
+    PositiveFraction,
     PositiveInt,
     Temperature,
 )
@@ -83,6 +104,9 @@ class Args(settings.RunArgs):
     entropy_coef: NonNegativeFloat = 0.001  # α, the bonus's weight; with a target: c at first
     entropy_target: PositiveFloat | None = None  # entropy to hold, in nats; None: α is constant
     entropy_step: PositiveFloat = 0.0001  # Δ: with a target, c changes by it in each step
+    cov: Literal["none", "clip", "kl"] = "none"  # hold tokens back: Clip-Cov or KL-Cov
+    cov_fraction: PositiveFraction = 0.0002  # fraction of tokens that --cov holds back
+    cov_kl_coef: NonNegativeFloat = 1.0  # weight of KL-Cov's penalty
     updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
 
     # ---- problems
@@ -121,6 +145,7 @@ TASKS = settings.TASKS
 # Exit here on --help or a bad flag: importing torch takes seconds. main reads the flags again.
 flags.check(Args, TASKS)
 
+import math
 from statistics import fmean
 
 import torch
@@ -130,7 +155,7 @@ from transformers import AutoModelForCausalLM
 from rewards import score
 from runtime import batches, checkpoints, distributed, lora, metrics, models, records, sampler
 from runtime.batches import balance, micro_batches, next_problems, own_part
-from runtime.distributed import DEVICE, WORLD_SIZE, all_reduce, full_tensor
+from runtime.distributed import DEVICE, WORLD_SIZE, all_reduce, full_tensor, gather
 from runtime.metrics import Clock
 from runtime.models import place, text_only
 from runtime.sampler import decode
@@ -387,6 +412,12 @@ def policy_loss(logp, entropy, batch, divisor, args):
     too_high = (advantages > 0) & (ratio > high)
     too_low = (advantages < 0) & (ratio < low)
     clipped = (too_high | too_low) & mask
+    if args.cov == "clip":
+        surrogate = surrogate.masked_fill(batch["is_held"], 0)
+        clipped = clipped | (batch["is_held"] & mask)
+    if args.cov == "kl":
+        penalty = (logp - batch["old_logp"]).abs()
+        surrogate = surrogate - args.cov_kl_coef * batch["is_held"] * penalty
 
     # To minimise the loss is to maximise J.
     loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
@@ -420,6 +451,22 @@ def adapt_entropy_coef(policy, entropy, args):
     return alpha
 
 
+def high_covariance(batch, args):
+    """Choose the tokens that --cov holds back: bool [N, T], --cov_fraction of all, rounded up.
+
+    batch: this process's rows of a mini-batch; the tokens of all processes are ranked together.
+    """
+    mask = batch["mask"]
+    from_mean = batch["old_logp"] - metrics.token_mean(batch["old_logp"], mask)
+    cov = from_mean * (batch["advantages"] - metrics.token_mean(batch["advantages"], mask))
+    if args.cov == "clip":
+        random = (1000 * batch["old_logp"]).frac().abs()  # the digits after a thousandth of a nat
+        cov = random * ((cov > 1) & (cov < 5))
+    ranked = torch.cat(gather([cov[mask]])).sort(descending=True).values
+    k = math.ceil(args.cov_fraction * len(ranked))
+    return mask & (cov > 0) & (cov >= ranked[k - 1])
+
+
 # ------------------------------------------------------------------------------------------- update
 
 
@@ -440,6 +487,8 @@ def update(policy, optimizer, batch, step, args):
     for minibatch in minibatches(batch, args.updates_per_step):
         # What the loss needs from the whole mini-batch, on all processes:
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
+        if args.cov != "none":
+            minibatch["is_held"] = high_covariance(minibatch, args)
         minibatch = balance(minibatch, args)  # equal work for all processes
 
         clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
@@ -460,9 +509,10 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     scaler = models.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
     num_clipped = 0
-    # For speed, if α and β are 0, drop tokens with A = 0 from the mask: they have no gradient. The
-    # divisor still counts them. If no token is left, one pass still runs, so that AdamW gets zeros.
-    if args.entropy_coef == 0:
+    # For speed, if α and β are 0, drop tokens with A = 0 from the mask: they have no gradient, but
+    # for KL-Cov's. The divisor still counts them. If no token is left, one pass still runs, so that
+    # AdamW gets zeros.
+    if args.entropy_coef == 0 and args.cov != "kl":
         minibatch = batches.without_idle(minibatch, args)
     for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
         logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, args.entropy_coef > 0)
