@@ -33,14 +33,14 @@ tokens, those with the largest
 
 They are probable tokens of good responses, and improbable ones of bad responses. --cov kl (KL-Cov)
 subtracts --cov_kl_coef · |log ρ| from the term of the tokens with the largest cov, --cov_fraction
-of all. --cov clip (Clip-Cov) leaves as many tokens without the term min[…], drawn from those with
-a cov between 1 and 5; clip_rate counts them.
+of all. --cov clip (Clip-Cov) sets A to 0 for as many tokens, drawn from those with a cov between 1
+and 5.
 
 What differs from grpo.py: three flags that begin with --entropy; Policy has c, and its head gives
 the entropy a gradient; the term in policy_loss; adapt_entropy_coef and the metric entropy_coef;
-three flags that begin with --cov, high_covariance, and what policy_loss does to its tokens. If
-α > 0, tokens whose advantage is 0 are trained, too. `--entropy_coef 0`, without a target and --cov,
-is grpo.py, bitwise.
+three flags that begin with --cov, hold_back, and KL-Cov's term in policy_loss. If α > 0, tokens
+whose advantage is 0 are trained, too. `--entropy_coef 0`, without a target and --cov, is grpo.py,
+bitwise.
 
 Where this file deviates from the paper's release (SkyworkAI/Skywork-OR1, a fork of verl), and why:
 - By default α is constant, and 0.001, as in earlier versions of verl. The release's settings are
@@ -412,16 +412,11 @@ def policy_loss(logp, entropy, batch, divisor, args):
     too_high = (advantages > 0) & (ratio > high)
     too_low = (advantages < 0) & (ratio < low)
     clipped = (too_high | too_low) & mask
-    if args.cov == "clip":
-        surrogate = surrogate.masked_fill(batch["is_held"], 0)
-        clipped = clipped | (batch["is_held"] & mask)
-    if args.cov == "kl":
-        penalty = (logp - batch["old_logp"]).abs()
-        surrogate = surrogate - args.cov_kl_coef * batch["is_held"] * penalty
 
     # To minimise the loss is to maximise J.
     loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
     loss = loss - args.entropy_coef * entropy
+    loss = loss + batch.get("cov_kl_coef", 0) * (logp - batch["old_logp"]).abs()  # KL-Cov
     # The sums of all micro-batches add up.
     return loss[mask].sum() / divisor, clipped.sum()
 
@@ -451,10 +446,11 @@ def adapt_entropy_coef(policy, entropy, args):
     return alpha
 
 
-def high_covariance(batch, args):
-    """Choose the tokens that --cov holds back: bool [N, T], --cov_fraction of all, rounded up.
+def hold_back(batch, args):
+    """Return a mini-batch whose tokens of high covariance are held back, as --cov says.
 
-    batch: this process's rows of a mini-batch; the tokens of all processes are ranked together.
+    --cov_fraction of the tokens of all processes, rounded up: with Clip-Cov their advantage is 0,
+    with KL-Cov their penalty has a weight, cov_kl_coef [N, T]. batch: this process's rows.
     """
     mask = batch["mask"]
     from_mean = batch["old_logp"] - metrics.token_mean(batch["old_logp"], mask)
@@ -464,7 +460,10 @@ def high_covariance(batch, args):
         cov = random * ((cov > 1) & (cov < 5))
     ranked = torch.cat(gather([cov[mask]])).sort(descending=True).values
     k = math.ceil(args.cov_fraction * len(ranked))
-    return mask & (cov > 0) & (cov >= ranked[k - 1])
+    is_held = mask & (cov > 0) & (cov >= ranked[k - 1])
+    if args.cov == "clip":
+        return {**batch, "advantages": batch["advantages"].masked_fill(is_held, 0)}
+    return {**batch, "cov_kl_coef": args.cov_kl_coef * is_held}
 
 
 # ------------------------------------------------------------------------------------------- update
@@ -487,8 +486,6 @@ def update(policy, optimizer, batch, step, args):
     for minibatch in minibatches(batch, args.updates_per_step):
         # What the loss needs from the whole mini-batch, on all processes:
         divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
-        if args.cov != "none":
-            minibatch["is_held"] = high_covariance(minibatch, args)
         minibatch = balance(minibatch, args)  # equal work for all processes
 
         clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
@@ -509,6 +506,8 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     scaler = models.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
     minibatch_loss = 0.0
     num_clipped = 0
+    if args.cov != "none":
+        minibatch = hold_back(minibatch, args)
     # For speed, if α and β are 0, drop tokens with A = 0 from the mask: they have no gradient, but
     # for KL-Cov's. The divisor still counts them. If no token is left, one pass still runs, so that
     # AdamW gets zeros.

@@ -200,7 +200,7 @@ def of_entropy_bonus(rows, args):
         for i, token in enumerate(row):
             is_held = place[id(token)] >= max(least, 1e-300)
             if is_held and args.cov == "clip":
-                given[i] = 0, True
+                given[i] = 0, False
             if is_held and args.cov == "kl":
                 sign = (token.moved > 0) - (token.moved < 0)
                 given[i] = given[i][0] - args.cov_kl_coef * sign, given[i][1]
