@@ -25,10 +25,22 @@ step's tokens before the update:
 
 c begins at --entropy_coef. Checkpoints save c.
 
+--cov keeps the entropy up without a bonus (*The Entropy Mechanism of Reinforcement Learning for
+Reasoning Language Models*, Cui et al. 2025, arXiv 2505.22617). The entropy falls because of few
+tokens, those with the largest
+
+    cov = (log π_old(o_it) − mean) · (A_i − mean)      means over the tokens of the mini-batch
+
+They are probable tokens of good responses, and improbable ones of bad responses. --cov kl (KL-Cov)
+subtracts --cov_kl_coef · |log ρ| from the term of the tokens with the largest cov, --cov_fraction
+of all. --cov clip (Clip-Cov) sets A to 0 for as many tokens, drawn from those with a cov between 1
+and 5.
+
 What differs from grpo.py: three flags that begin with --entropy; Policy has c, and its head gives
-the entropy a gradient; the term in policy_loss; adapt_entropy_coef and the metric entropy_coef. If
-α > 0, tokens whose advantage is 0 are trained, too. `--entropy_coef 0`, without a target, is
-grpo.py, bitwise.
+the entropy a gradient; the term in policy_loss; adapt_entropy_coef and the metric entropy_coef;
+three flags that begin with --cov, hold_back, and KL-Cov's term in policy_loss. If α > 0, tokens
+whose advantage is 0 are trained, too. `--entropy_coef 0`, without a target and --cov, is grpo.py,
+bitwise.
 
 Where this file deviates from the paper's release (SkyworkAI/Skywork-OR1, a fork of verl), and why:
 - By default α is constant, and 0.001, as in earlier versions of verl. The release's settings are
@@ -38,6 +50,14 @@ Where this file deviates from the paper's release (SkyworkAI/Skywork-OR1, a fork
 - The divisor counts the tokens of the mini-batch, as for the other terms, so that the micro-batch
   size does not matter. The release takes the mean of each micro-batch.
 - The release's other settings are not the defaults here: no KL term, temperature 1.
+- Cui et al. (PRIME-RL/Entropy-Mechanism-of-RL, a fork of verl) rank by the current π, within each
+  micro-batch. Here cov is of π_old, and one ranking has the tokens of all processes.
+- Clip-Cov's draw takes later digits of log π_old for random numbers, so that neither a resume nor
+  the number of processes changes it. The release draws anew in each micro-batch.
+- KL-Cov's |log ρ|, from the release, stands for the paper's KL(π_old ‖ π). Its slope is ±1 at once:
+  it has no effect in a step's first update, except for rounding, and its full effect after that.
+- PPO's clip stays. The release's KL-Cov has none, and its Clip-Cov a wide one, --clip_high 1
+  --clip_low 1; both with --kl_coef 0 --entropy_coef 0 --temperature 1.
 - All deviations of grpo.py.
 
 Memory: the head's backward pass has two more tensors [4096, vocabulary] in float32 (1024 on a CPU).
@@ -59,6 +79,7 @@ from runtime.settings import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
+    PositiveFraction,
     PositiveInt,
     Temperature,
 )
@@ -84,6 +105,9 @@ class Args(settings.RunArgs):
     entropy_coef: NonNegativeFloat = 0.001  # α, the bonus's weight; with a target: c at first
     entropy_target: PositiveFloat | None = None  # entropy to hold, in nats; None: α is constant
     entropy_step: PositiveFloat = 0.0001  # Δ: with a target, c changes by it in each step
+    cov: Literal["none", "clip", "kl"] = "none"  # hold tokens back: Clip-Cov or KL-Cov
+    cov_fraction: PositiveFraction = 0.0002  # fraction of tokens that --cov holds back
+    cov_kl_coef: NonNegativeFloat = 1.0  # weight of KL-Cov's penalty
     updates_per_step: PositiveInt = 2  # mini-batches per step; 2: near on-policy, 16: off-policy
 
     # ---- problems
@@ -122,6 +146,7 @@ TASKS = settings.TASKS
 # Exit here on --help or a bad flag: importing torch takes seconds. main reads the flags again.
 flags.check(Args, TASKS)
 
+import math
 from statistics import fmean
 
 import torch
@@ -131,7 +156,7 @@ from transformers import AutoModelForCausalLM
 from rewards import score
 from runtime import batches, checkpoints, distributed, lora, metrics, models, records, sampler
 from runtime.batches import balance, micro_batches, next_problems, own_part
-from runtime.distributed import DEVICE, WORLD_SIZE, all_reduce, full_tensor
+from runtime.distributed import DEVICE, WORLD_SIZE, all_reduce, full_tensor, gather
 from runtime.metrics import Clock
 from runtime.models import place, text_only
 from runtime.sampler import decode
@@ -392,6 +417,7 @@ def policy_loss(logp, entropy, batch, divisor, args):
     # To minimise the loss is to maximise J.
     loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
     loss = loss - args.entropy_coef * entropy
+    loss = loss + batch.get("cov_kl_coef", 0) * (logp - batch["old_logp"]).abs()  # KL-Cov
     # Sum, don't average: over the micro-batches, these parts add up to −J.
     return loss[mask].sum() / divisor, clipped.sum()
 
@@ -419,6 +445,26 @@ def adapt_entropy_coef(policy, entropy, args):
     policy.entropy_coef += args.entropy_step if is_low else -args.entropy_step
     policy.entropy_coef.clamp_(min=0)
     return alpha
+
+
+def hold_back(batch, args):
+    """Return a mini-batch whose tokens of high covariance are held back, as --cov says.
+
+    --cov_fraction of the tokens of all processes, rounded up: with Clip-Cov their advantage is 0,
+    with KL-Cov their penalty has a weight, cov_kl_coef [N, T]. batch: this process's rows.
+    """
+    mask = batch["mask"]
+    from_mean = batch["old_logp"] - metrics.token_mean(batch["old_logp"], mask)
+    cov = from_mean * (batch["advantages"] - metrics.token_mean(batch["advantages"], mask))
+    if args.cov == "clip":
+        random = (1000 * batch["old_logp"]).frac().abs()  # the digits after a thousandth of a nat
+        cov = random * ((cov > 1) & (cov < 5))
+    ranked = torch.cat(gather([cov[mask]])).sort(descending=True).values
+    k = math.ceil(args.cov_fraction * len(ranked))
+    is_held = mask & (cov > 0) & (cov >= ranked[k - 1])
+    if args.cov == "clip":
+        return {**batch, "advantages": batch["advantages"].masked_fill(is_held, 0)}
+    return {**batch, "cov_kl_coef": args.cov_kl_coef * is_held}
 
 
 # ------------------------------------------------------------------------------------------- update
@@ -461,9 +507,12 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     scaler = models.scaler(optimizer, args)  # torch's GradScaler, one for the run
     minibatch_loss = 0.0
     num_clipped = 0
-    # For speed, if α and β are 0, drop tokens with A = 0 from the mask: they have no gradient. The
-    # divisor still counts them. If no token is left, one pass still runs, so that AdamW gets zeros.
-    if args.entropy_coef == 0:
+    if args.cov != "none":
+        minibatch = hold_back(minibatch, args)
+    # For speed, if α and β are 0, drop tokens with A = 0 from the mask: they have no gradient, but
+    # for KL-Cov's. The divisor still counts them. If no token is left, one pass still runs, so that
+    # AdamW gets zeros.
+    if args.entropy_coef == 0 and args.cov != "kl":
         minibatch = batches.without_idle(minibatch, args)
     for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
         logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, args.entropy_coef > 0)

@@ -54,7 +54,7 @@ Where this file deviates from its sources, and why:
 - DeepSeek-V3.2 does not give δ. 0.5 is what TRL suggests. slime and miles have 1e-4, with the
   trainer's π_old, recomputed after sampling, in place of π_sampler. The paper's mask comes without
   w; here both act, and --correction none leaves the mask alone. --mask_low and --mask_high are
-  verl's bounds.
+  those of the example in verl's documentation.
 - All deviations of grpo.py.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 grpo_tis.py` for four):

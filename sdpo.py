@@ -372,7 +372,8 @@ def find_hint(i, responses, scores, args):
     for j in range(first, first + args.responses_per_prompt):
         if j != i and scores[j]["correct"]:
             return SOLUTION.format(responses[j].text)
-    return FEEDBACK.format(scores[i]["feedback"]) if scores[i].get("feedback") else ""
+    feedback = scores[i].get("feedback")
+    return FEEDBACK.format(feedback) if feedback and not scores[i]["correct"] else ""
 
 
 def hinted_log_probs(policy, batch, problems, responses, scores, tokenizer, args):
@@ -383,13 +384,16 @@ def hinted_log_probs(policy, batch, problems, responses, scores, tokenizer, args
     """
     hinted = list(problems)
     has_hint = torch.zeros(len(problems), 1, dtype=torch.bool)
+    options = read_template_options(args)
     for i, problem in enumerate(problems):
         hint = find_hint(i, responses, scores, args)
+        if not hint:
+            continue
         *before, last = problem["messages"]
         last = {**last, "content": last["content"] + hint}
         problem = {**problem, "messages": [*before, last]}
-        ids = encode(tokenizer, problem, args.chat_template, read_template_options(args))
-        if hint and len(ids) <= args.max_prompt_tokens + args.max_response_tokens:
+        ids = encode(tokenizer, problem, args.chat_template, options)
+        if len(ids) <= args.max_prompt_tokens + args.max_response_tokens:
             hinted[i] = {"prompt_ids": ids}
             has_hint[i] = True
     batch_with_hints = to_batch(hinted, responses)

@@ -43,6 +43,8 @@ from tools.maintain import updates
 CASES = {
     "grpo": {}, "grpo_ar_lopti": {}, "gdpo": {}, "reinforce": {}, "rloo": {}, "opd": {}, "sdpo": {}, "dr_grpo": {},
     "ppo": {}, "reinforce_pp": {}, "entropy_top": {}, "archer": {}, "entropy_bonus": {"entropy_coef": 0.1},
+    "entropy_bonus KL-Cov": {"cov": "kl", "cov_fraction": 0.1},
+    "entropy_bonus Clip-Cov": {"cov": "clip", "cov_fraction": 0.5},
     "acpo": {"n_bins": 20},
     "gspo": {"clip_low": 0.05, "clip_high": 0.03},
     "cispo": {"clip_low": 0.05, "clip_high": 0.03},
@@ -115,6 +117,7 @@ TURNED_OFF = {
     "entropy_top": ({"entropy_top": 1.0}, {}, {"top_rate": 1}),
     "archer": ({"entropy_quantile": 1.0}, {"clip_high": 0.2}, {"reasoning_rate": 0}),
     "entropy_bonus": ({"entropy_coef": 0.0}, {}, {}),
+    "entropy_bonus KL-Cov": ({"entropy_coef": 0.0, "cov": "kl", "cov_kl_coef": 0.0}, {}, {}),
 }
 
 
