@@ -68,9 +68,11 @@ def read_file(name, flag="--task"):
         spec.loader.exec_module(task)
     except BaseException as error:  # also SystemExit
         raise ValueError(f"{flag} {name} can't be imported: {said(error)}") from error
-    for function in ("load", "Conversation" if hasattr(task, "Conversation") else "score"):
+    scorers = [function for function in ("Conversation", "score_conversation") if hasattr(task, function)]
+    for function in ("load", *(scorers or ["score"])):
         if not callable(getattr(task, function, None)):
-            raise ValueError(f"{flag} {name} has no function {function}(): a task needs load() and score()")
+            needed = "a task needs load() and score(), or score_conversation() if it has several turns"
+            raise ValueError(f"{flag} {name} has no function {function}(): {needed}")
     task.scores_one_by_one = not hasattr(task, "score_all")
     if task.scores_one_by_one:
         task.score_all = lambda responses, answers: [task.score(*pair) for pair in zip(responses, answers)]

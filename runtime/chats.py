@@ -211,10 +211,21 @@ def cleaned(value, tokenizer=None):
     if not isinstance(value, dict):
         return value
     found = {key: cleaned(one, tokenizer) for key, one in value.items() if one not in (None, [])}
-    if isinstance(found.get("arguments"), str):  # of a call: templates expect an object
-        with contextlib.suppress(ValueError):
-            found["arguments"] = json.loads(found["arguments"])
+    if {"name", "arguments"} <= value.keys():  # a call: templates expect an object
+        found["arguments"] = read_arguments(found.get("arguments") or "{}", value)
     return found
+
+
+def read_arguments(given, call: dict):
+    """Return a call's arguments as a dictionary. OpenAI writes them as a JSON string."""
+    with contextlib.suppress(ValueError):
+        given = json.loads(given) if isinstance(given, str) else given
+    if not isinstance(given, dict):
+        raise ValueError(
+            f"the call of {call['name']!r} has arguments that are no JSON object, such as "
+            f"""{{"city": "Paris"}}: {call["arguments"]!r:.80}"""
+        )
+    return given
 
 
 def marked(tokenizer, text: str):

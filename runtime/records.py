@@ -470,6 +470,8 @@ def begin(args_class, tasks, data=rewards) -> tuple:
     if distributed.RANK == 0:
         terminal.show_header(args, sizes, layers)
     if args.dry_run:
+        if distributed.RANK == 0:
+            terminal.show_prompt(train[0], tokenizer)
         sys.exit()
     return args, Records(args, sizes), tokenizer, task, train, test
 

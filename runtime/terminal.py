@@ -150,9 +150,24 @@ def show_header(args, sizes, layers) -> None:
     out.rule()
 
 
+def show_prompt(problem: dict, tokenizer) -> None:
+    """Print the first training prompt as the model gets it: tools, demonstrations, control tokens.
+
+    Of a long one, the beginning and the end: a prompt of a whole document would fill the terminal.
+    """
+    text = shown(tokenizer.decode(problem["prompt_ids"]), longest=10**9)
+    if len(text) > 2 * LONGEST_HALF:
+        left_out = f"\n… ({len(text) - 2 * LONGEST_HALF} more characters) …\n"
+        text = text[:LONGEST_HALF] + left_out + text[-LONGEST_HALF:]
+    out = console()
+    out.print(f"the first training prompt, {len(problem['prompt_ids'])} tokens:")
+    out.print(text, style="dim", soft_wrap=True)
+
+
 # --------------------------------------------------------------------------------- before and after
 
 LONGEST_TEXT = 1200  # characters of a prompt or response that are shown
+LONGEST_HALF = 4000  # of the prompt that --dry_run shows
 
 
 def before_after(rows: list[dict]):
@@ -206,12 +221,12 @@ def text_of_row(row):
     return "".join(turn + reply for turn, reply in pairs).strip("\n")
 
 
-def shown(text: str):
+def shown(text: str, longest=LONGEST_TEXT):
     """Return the beginning of a text. Replaces characters that would control the terminal."""
-    printable = "".join(sign if sign.isprintable() or sign == "\n" else "�" for sign in text)
-    if len(printable) <= LONGEST_TEXT:
+    printable = "".join(sign if sign.isprintable() or sign in "\n\t" else "�" for sign in text)
+    if len(printable) <= longest:
         return printable
-    return f"{printable[:LONGEST_TEXT]}… ({len(printable) - LONGEST_TEXT} more characters)"
+    return f"{printable[:longest]}… ({len(printable) - longest} more characters)"
 
 
 def score_line(row) -> str:

@@ -58,8 +58,8 @@ def set_up(task, tokenizer, args) -> None:
 
     found = [name for sign, name in PARSERS.items() if sign in template]
     name = found[0] if args.tool_parser == "auto" and found else args.tool_parser
+    request = ChatCompletionRequest(messages=[], model="", tools=own.schemas(task))
     try:
-        request = ChatCompletionRequest(messages=[], model="", tools=own.schemas(task))
         parser = ToolParserManager.get_tool_parser(name)(tokenizer, request.tools)
     except Exception as error:  # the parsers raise many kinds
         known = ", ".join(sorted(ToolParserManager.list_registered()))
@@ -176,23 +176,28 @@ def replies(task, conversations, tokenizer, args):
         set_up(task, tokenizer, args)
     found = [None] * len(conversations)
     jobs = []  # (index of the conversation, function, line)
+    called = []  # per job: the function's name, and what it was called with
     for i, one in enumerate(conversations):
         calls = task.parser[1](one.turns[-1]) if hasattr(task, "parser") else []
         if calls:
             found[i] = []
         if calls and len(one.turns) < args.max_turns:  # otherwise nobody would read the results
             jobs += [(i, job_of_call(task, *call), None) for call in calls]
+            called += calls
         elif one.side.line and not calls:
             jobs.append((i, *one.side.method("reply", one.turns[-1])))
+            called.append(("Conversation.reply", one.turns))
         elif hasattr(task, "reply") and not hasattr(task, "reply_all") and not calls:
             jobs.append((i, job_of_reply(task, one), None))
+            called.append(("reply", one.turns))
     results = side_by_side([job[1:] for job in jobs], args.tool_timeout)
     numbers = [i for i, *_ in jobs]
     others = [i for i in range(len(found)) if found[i] is None]
     if hasattr(task, "reply_all") and others:
         numbers += others
+        called += [("reply_all", conversations[i].turns) for i in others]
         results += all_at_once(task, [conversations[i] for i in others], args.tool_timeout)
-    for i, (value, error) in zip(numbers, results):
+    for i, (value, error), of_call in zip(numbers, results, called, strict=True):
         side = conversations[i].side
         is_call = isinstance(found[i], list)
         try:
@@ -201,10 +206,23 @@ def replies(task, conversations, tokenizer, args):
             text = as_text(value, is_call)
         except BaseException as failure:  # also sys.exit
             text = side.failed(failure)
+            warn_once(task, *of_call, failure)
         side.num_calls += text is not None
         text = cut(text, tokenizer, args.max_reply_tokens)
         found[i] = [*found[i], text] if is_call else text
     return found
+
+
+def warn_once(task, name, given, error) -> None:
+    """Print the first failure of each function, because samples.jsonl has few conversations.
+
+    given: the call's arguments, a JSON object as text, or the turns that reply() got.
+    """
+    warned = vars(task).setdefault("functions_that_failed", set())
+    if name not in warned:
+        print(f"warning: {own.failure(getattr(task, '__file__', ''), name, given, error)}; later "
+              f"failures of {name}() are counted in tool_errors alone")  # fmt: skip
+    warned.add(name)
 
 
 def job_of_call(task, name, arguments):
