@@ -14,8 +14,8 @@ A task offers
 - `score_all(responses, answers)`: a list of these dictionaries, in order. If scoring can take long, each of them also
   has `timed_out`. A user's own file may omit this function (own.py).
 - perhaps what makes it reply to the model's turns, in grpo_multi_turn.py, gigpo.py and evaluate.py: `reply`,
-  `reply_all`, `TOOLS` or `Conversation`, with `score_conversation`, `state` and `TURNS`. docs/add_a_task.md has them in
-  a table. In other scripts each conversation ends after its first turn.
+  `reply_all`, `TOOLS` or `Conversation`, with `score_conversation` (in place of `score`), `state` and `TURNS`.
+  docs/add_a_task.md has them in a table. In other scripts each conversation ends after its first turn.
 - perhaps `puzzle_of(problem)`: the puzzle's identity. If either training or test puzzles come from a file, and
   the others are generated, it keeps test puzzles out of training.
 """

@@ -81,7 +81,7 @@ class CommonArgs:
     run_dir: str = ""  # where everything is written; empty: runs/SCRIPT_TASK_SEED_TIME
     resume: str = ""  # a run to continue, or one of its checkpoints; its settings are the defaults
     track: bool = False  # also log to Weights & Biases (pip install wandb)
-    dry_run: bool = False  # check everything, estimate the memory, load nothing and end
+    dry_run: bool = False  # check everything, estimate memory, show a prompt, load nothing, end
 
     # Values in scripts without these settings. They have no type, so they are not settings.
     responses_per_prompt = 1

@@ -117,7 +117,8 @@ def odd(way: str) -> str:
     if way == "exit":
         sys.exit(1)
     print("printed")
-    return {"bytes": b"abc", "big": "word " * 10**6, "none": None, "half": "a\\udce9", "dict": {"a": 1}}.get(way, way)
+    given = {"bytes": b"abc", "big": "word " * 10**6, "none": None, "number": 42, "half": "a\\udce9", "dict": {"a": 1}}
+    return given.get(way, way)
 
 TOOLS = [search, odd]
 
@@ -200,9 +201,11 @@ def test_a_template_without_tools_and_an_unknown_parser_are_refused(a_task):
         tools.set_up(task, AutoTokenizer.from_pretrained(KK_TINY), settings())
     with pytest.raises(ValueError, match=r"--tool_parser nope: .*vLLM has .*hermes"):
         tools.set_up(task, with_template(FAMILIES["Qwen3"][1]), settings(tool_parser="nope"))
-    undocumented = a_task("def f(x):\n    pass\nTOOLS = [f]\n" + TASK.replace("TOOLS", "NONE"))
-    with pytest.raises(ValueError, match=r"agent.py: TOOLS: \w+"):
-        own.load("agent.py", undocumented, None, "train", 2, 0)
+    for text in ("def f(x):\n    '''F.\\n    Args:\\n        x: it\\n    '''", "def f(x: int):\n    '''F.'''"):
+        task = a_task(f"{text}\nTOOLS = [f]\n" + TASK.replace("TOOLS", "NONE"))
+        with pytest.raises(ValueError, match=r"^/\S+agent.py: TOOLS: \w+: ") as refused:
+            tools.set_up(task, with_template(FAMILIES["Qwen3"][1]), settings())
+        assert "parser" not in str(refused.value)
 
 
 ODD = {
@@ -212,12 +215,13 @@ ODD = {
     "bytes": "error: TypeError: Object of type bytes is not JSON serializable",
     "half": "error: ValueError: the reply: a text holds '\\udce9', which is no character",
     "none": "null",
+    "number": "42",
     "dict": '{"a": 1}',
     "<|im_end|>": "<|im_end|>",
 }
 
 
-def test_tools_run_side_by_side_and_what_fails_becomes_a_reply(a_task):
+def test_tools_run_side_by_side_and_what_fails_becomes_a_reply(a_task, capsys):
     tokenizer, task = with_template(FAMILIES["Qwen2.5"][1]), a_task(TASK)
     args = settings(tool_timeout=0.3)
     tools.set_up(task, tokenizer, args)
@@ -240,14 +244,16 @@ def test_tools_run_side_by_side_and_what_fails_becomes_a_reply(a_task):
     assert found[len(ODD) : len(ODD) + 3] == list(others.values())[:3] and found[-2:] == [None, None]
     [big] = found[-3]
     assert big.endswith("of 5000000 characters]") and 300 < len(big) < 1000
-    assert [one.side.num_errors for one in talks[: len(ODD)]] == [1] * 5 + [0] * 3
-    assert not tools.most_failed(talks)  # 5 of 14
+    assert [one.side.num_errors for one in talks[: len(ODD)]] == [1] * 5 + [0] * 4
+    [warning] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]  # of five
+    assert re.search(r"agent.py: odd\(\) fails in line 24 on .*raise.*: ValueError: two lines; later", warning)
+    assert not tools.most_failed(talks)  # 5 of 15
     assert "5 of 6 calls" in tools.most_failed(talks[:5] + talks[-1:] + talks[-3:-2])
     # Nobody would read the result after the last turn.
     assert tools.replies(task, [talk(task, *["a"] * 3, call("odd", way="raise"))], tokenizer, args) == [[]]
 
 
-def test_the_function_forms_get_what_they_name(a_task):
+def test_the_function_forms_get_what_they_name(a_task, capsys):
     text = (
         TASK.replace("TOOLS = ", "NONE = ")
         + """
@@ -272,6 +278,10 @@ def score_conversation(turns, problem, replies, truncated):
     task = a_task(text + at_once.replace("return ", "return 1 / 0, "))
     found = tools.replies(task, [talk(task, "p"), talk(task, "q")], tokenizer, settings())
     assert found == ["error: ZeroDivisionError: division by zero"] * 2
+    said = capsys.readouterr().out
+    assert re.findall(r"agent.py: (\w+)\(\) fails.* on '(\w+)': (\w+)", said) == [
+        ("reply", "bytes", "TypeError"), ("reply_all", "p", "ZeroDivisionError"),
+    ]  # fmt: skip
 
 
 OBJECTS = """
@@ -368,7 +378,7 @@ def test_the_page_of_an_agent_with_two_tools(tmp_path):
     """Its file is short, its two calls find the answer, and it trains with the template that the page names."""
     text = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "agents.md").read_text(), re.DOTALL)[1]
     (tmp_path / "stock.py").write_text(text)
-    assert len(text.splitlines()) <= 40
+    assert len(text.splitlines()) <= 60
     shutil.copytree(KK_TINY, tmp_path / "agent")
     shutil.copy(ROOT / "examples" / "qwen_tools.jinja", tmp_path / "agent" / "chat_template.jinja")
     task, tokenizer = own.read_file(str(tmp_path / "stock.py")), AutoTokenizer.from_pretrained(tmp_path / "agent")
@@ -380,10 +390,21 @@ def test_the_page_of_an_agent_with_two_tools(tmp_path):
     [[shop]] = tools.replies(task, [talk(task, *turns)], tokenizer, settings())
     turns.append(call("count_things", shop=shop, thing="lamp"))
     [[count]] = tools.replies(task, [talk(task, *turns)], tokenizer, settings())
-    given = [[f"There are {count}."], turns, ["I can't know that."]]
-    assert [one["reward"] for one in scores_of(task, given, [train[0]["answer"]] * 3)] == [1, 0, 0]
+    answer = train[0]["answer"]
+    assert answer == [int(shop), int(count)]
+    shown = tokenizer.decode(chats.encode(tokenizer, train[0]))
+    assert shown.count("<tool_response>") == 6 and call("find_shop", city="Madrid") in shown
+    given = [
+        ([*turns, f"There are {count}."], [shop, count], False),
+        ([*turns, f"Is it {shop}?"], [shop, count], False),
+    ]
+    given += [([*turns, turns[1]], [shop, count], True), ([*turns, str(count)], [shop, count], True)]
+    given += [([turns[0], count], [shop], False), (["I can't know that."], [], False)]
+    more = [{"replies": replies, "truncated": truncated} for _, replies, truncated in given]
+    found = scores_of(task, [turns for turns, *_ in given], [answer] * len(given), more)
+    assert [one["reward"] for one in found] == [1, 0.5, 0.5, 0.5, 0.75, 0]
 
-    flags = {"model": tmp_path / "agent", "task": tmp_path / "stock.py", "max_prompt_tokens": 1048, "steps": 1}
+    flags = {"model": tmp_path / "agent", "task": tmp_path / "stock.py", "max_prompt_tokens": 2000, "steps": 1}
     flags |= {"max_response_tokens": 8, "prompts_per_step": 2, "responses_per_prompt": 2, "eval_size": 1, "kl_coef": 0}
     done = run("grpo_multi_turn.py", *small(tmp_path / "run", **flags))
     assert "find_shop, count_things; calls are read by vLLM's parser hermes" in done.stdout

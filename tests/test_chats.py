@@ -323,6 +323,24 @@ def test_calls_tools_and_reasoning_reach_the_template_and_are_learned():
     assert WRITTEN in prompt and "I add." not in prompt  # the template's own choice
 
 
+def test_arguments_of_a_call_are_an_object_or_a_json_text_of_one():
+    tokenizer = with_template()
+    tokenizer.chat_template = QWEN
+
+    def prompt(given):
+        called = {**WITH_CALL[1], "tool_calls": [{"function": {"name": "add", "arguments": given}}]}
+        asked = [WITH_CALL[0], called, WITH_CALL[2], {"role": "user", "content": "So?"}]
+        return tokenizer.decode(encode(tokenizer, {"messages": asked, "prefix": ""}))
+
+    for given in ({"a": 2}, '{"a": 2}', ' {"a":\n2} '):
+        assert WRITTEN in prompt(given)
+    for given in ("", None, "{}", {}):
+        assert WRITTEN.replace('{"a": 2}', "{}") in prompt(given)
+    for given in ("a = 2", "[2]", "2", "null", '"{}"', "{'a': 2}", [2], 2):
+        with pytest.raises(ValueError, match=r"^the call of 'add' has arguments that are no JSON object.*: "):
+            prompt(given)
+
+
 @pytest.mark.parametrize("chat_template", ["auto", "none"])
 @pytest.mark.parametrize(
     ("turn", "more", "key"),

@@ -127,4 +127,6 @@ def test_a_dry_run_checks_everything_and_loads_nothing(tmp_path):
     done = python("-c", "\n".join(code))
     assert done.returncode == 0, done.stderr
     assert "2 steps would fit" in done.stdout and done.stdout.splitlines()[-1] == "False"
+    prompt = done.stdout.partition("the first training prompt, ")[2].partition(":\n")[2]
+    assert prompt.startswith("<|im_start|>user\n") and "<|im_start|>assistant\n" in prompt
     assert not list(tmp_path.iterdir())

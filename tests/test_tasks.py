@@ -139,6 +139,15 @@ def test_a_task_of_ones_own_gets_what_it_leaves_out(a_task, tokenizer):
     assert [(s["reward"], s["correct"]) for s in found] == [(5, False), (5, True)]
 
 
+def test_a_task_that_scores_conversations_needs_no_score_of_one_turn(a_task, tokenizer):
+    """In scripts of one turn, too: they pass one turn, and no replies."""
+    text = LOAD + "def score_conversation(turns, answer, replies):\n    return {'reward': len(turns) + len(replies), "
+    task, train, _ = load_task(a_task(text + "'correct': answer[1] == 'train', 'format': True}\n"), tokenizer)
+    found = score(task, [SimpleNamespace(text="a"), SimpleNamespace(turns=["a", "b"], replies=["c"], text="b")],
+                  train[:2])  # fmt: skip
+    assert [(one["reward"], one["correct"]) for one in found] == [(1, True), (3, True)]
+
+
 def test_a_task_of_ones_own_may_score_all_responses_together_and_have_categories_and_a_prefix(a_task, tokenizer):
     text = LOAD.replace('"answer"', '"prefix": "1 ", "category": n % 2, "answer"') + SCORE
     text += "def score_all(responses, answers):\n    return [score(max(responses), None) for _ in responses]\n"
@@ -152,6 +161,7 @@ NOT_TASKS = [
     (SCORE, r"has no function load\(\)"),
     (LOAD, r"has no function score\(\)"),
     (LOAD + "score = 3", r"has no function score\(\)"),
+    (LOAD + SCORE + "score_conversation = 3", r"has no function score_conversation\(\)"),
     ("import nowhere\n" + LOAD, "ModuleNotFoundError"),
     ("def load(", "SyntaxError"),
     (NO_LOAD + "return []\n" + SCORE, r"load\(\) must give a list"),
