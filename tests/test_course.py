@@ -160,7 +160,7 @@ def clipped_loss(logp, old_logp, advantages, mask, clip_low, clip_high):
 
 def generalized_advantages(rewards, values, mask, gamma, lam):
     zeros = torch.zeros(values.shape)
-    batch = {"old_logp": zeros, "ref_logp": zeros, "values": values, "mask": mask}
+    batch = {"old_logp": zeros, "ref_logp": zeros, "old_values": values, "mask": mask}
     scores = [{"reward": reward} for reward in rewards.tolist()]
     return ppo.estimate_advantages(scores, batch, ppo.Args(gamma=gamma, gae_lambda=lam))
 
