@@ -4,7 +4,7 @@
 // Bars of code get a name, and boxes that scroll can be reached with the keys.
 new MutationObserver(() => {
   for (const bar of document.querySelectorAll(".md-code__nav")) bar.ariaLabel = `actions for ${bar.parentElement.id}`;
-  for (const box of document.querySelectorAll(".md-typeset__scrollwrap, article td, .d2h-file-side-diff, .d2h-file-diff")) {
+  for (const box of document.querySelectorAll(".md-typeset__scrollwrap, article td, article p:has(img), .d2h-file-side-diff, .d2h-file-diff")) {
     if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
   }
 }).observe(document.body, { childList: true, subtree: true });
