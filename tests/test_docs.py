@@ -11,7 +11,7 @@ from tools.maintain import anchors, pages
 
 PAGES = sorted(
     path
-    for pattern in ("*.md", "docs/**/*.md", "course/*.md", "examples/*.md", "lab/*.md", "models/kk_tiny/*.md")
+    for pattern in "*.md docs/**/*.md course/*.md course/*/README.md examples/*.md lab/*.md models/kk_tiny/*.md".split()
     for path in ROOT.glob(pattern)
 )
 INHERITED = {"settings.RunArgs": "runtime/settings.py", "settings.CommonArgs": "runtime/settings.py"}

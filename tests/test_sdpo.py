@@ -29,7 +29,7 @@ def scores_of(correct, feedback):
         ([0, 0, 0, 0], [None] * 4, ["", "", "", ""]),
         ([0, 1, 0, 0], [None] * 4, ["a1", "", "", ""]),  # its own success is no hint, nor is another group's
         ([1, 1, 0, 1], [None] * 4, ["a1", "a0", "a3", ""]),
-        ([0, 0, 0, 1], ["f", "", "g", "h"], ["f", "", "a3", "h"]),  # a right sibling before feedback
+        ([0, 0, 0, 1], ["f", "", "g", "h"], ["f", "", "a3", ""]),  # a right sibling before feedback, which says "wrong"
     ],
 )
 def test_the_hint_is_the_first_right_sibling_or_feedback(correct, feedback, expected):
