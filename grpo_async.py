@@ -426,8 +426,8 @@ def compute_advantages(scores, batch, args):
 def sampler_correction(batch, args):
     """Compute w of every response token and whether π_old/π_sampler is out of bounds, [N, T] each.
 
-    none    w = 1. Stale responses count as fresh, so the gradient is biased: a token is made more
-            probable for being good in situations that the policy no longer gets into.
+    none    w = 1. Stale responses count as fresh, so the gradient is biased: tokens that the
+            sampler chose more often than π_old would count too much.
     ppo     w = 1 and ρ = π/π_sampler (in policy_loss). The clip range must hold k steps and this
             step's updates together; tokens that have left it are lost.
     tis     w = π_old/π_sampler, at most C.
@@ -472,7 +472,7 @@ def policy_loss(logp, batch, divisor, args):
     processes, so that the losses of its micro-batches add up to −J.
     """
     dropped = left_out(logp, batch, args)  # [N, T]
-    if args.correction == "ppo":  # the sampler is the policy before the update
+    if args.correction == "ppo":  # ρ is π/π_sampler, and sampler_correction returns w = 1
         batch = {**batch, "old_logp": batch["sampler_logp"]}
     advantages = batch["advantages"]
     mask = batch["mask"]

@@ -372,11 +372,12 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns metrics: grad_norm (mean), optimizer_steps (count). For other metrics, adds to the batch
-    what no update reads: old_logp, each token's log π before its update, and entropy, [N, T].
+    Returns metrics: grad_norm (mean), optimizer_steps (count). Also writes to the batch, for
+    metrics alone, [N, T]: old_logp, the log π of each token before its update, and entropy.
     """
-    # A forward pass for metrics alone, over the tokens that updates skip because A = 0. The
-    # updates' own passes fill in the other tokens (update_once).
+    # update_once skips tokens with A = 0 (a reward equal to the mean), and records log π of the
+    # others on its way. Here a forward pass computes log π of those that it skips; of all tokens,
+    # if balance swaps rows between processes.
     batch["old_logp"], batch["entropy"] = log_probs(policy, batches.idle_tokens(batch, args), args)
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
@@ -405,7 +406,8 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
         # If there are several processes, FSDP2 averages their gradients: × WORLD_SIZE is the sum.
         scaler.scale(loss * WORLD_SIZE).backward()
         minibatch_loss += loss.detach().double()  # .item() would wait for the GPU
-        # For metrics. A mini-batch's tensors are slices of the batch's, so this fills the batch.
+        # For metrics. If balance swapped no rows, these tensors are slices of the batch's, so the
+        # batch is filled. Otherwise update has filled it, and these copies are dropped.
         length = logp.shape[1]
         minibatch["old_logp"][rows, :length] += logp.detach().cpu()
         minibatch["entropy"][rows, :length] += entropy.cpu()
