@@ -89,11 +89,14 @@ def test_advantages_against_log_probabilities_in_float64(tokens):
 
 
 def test_a_hint_that_does_not_fit_is_dropped():
-    """The sampler's context is the limit. Without any hint no pass is needed, and A is exactly 0."""
-    for room, fits in ((0, False), (500, True)):
+    """The sampler's context is the limit, and the model's positions, with the response. Without any hint no pass is
+    needed, and A is exactly 0."""
+    for room, positions, fits in ((0, 2048, False), (500, 2048, True), (500, 50, False)):
         args = arguments(sdpo, model=str(KK_TINY), responses_per_prompt=4, max_prompt_tokens=20, max_response_tokens=9)
         args.max_prompt_tokens += room
-        _, _, batch, has_hint = with_hints(sdpo.load_policy(args, trained=True), args)
+        policy = sdpo.load_policy(args, trained=True)
+        policy.lm.config.max_position_embeddings = positions
+        _, _, batch, has_hint = with_hints(policy, args)
         assert has_hint.any() == fits and torch.equal(batch["teacher_logp"], batch["old_logp"]) != fits
 
 
