@@ -334,7 +334,8 @@ def serve(args, next_request, send):
             responses = [models.ten_tokens(llm, problems[0])]
         else:
             responses = generate(llm, problems, when, args, **sampling_params)
-        send(when, (responses, time.perf_counter() - started))
+        seconds = time.perf_counter() - started
+        send(when, (responses, seconds, sampler.fingerprint(llm)))
 
 
 def to_batch(problems, responses):
@@ -388,7 +389,7 @@ def check_sampler(policy, server, problem, args):
         server.request(snapshot(policy, exact), [problem], "check", {})
         answer = server.receive("check")
         if answer is not None:  # if the sampler has died, the first step says so
-            [response], _ = answer
+            [response], _, _ = answer
             models.compare(policy, problem, args, response)
 
 
@@ -591,7 +592,7 @@ def evaluate(server, weights, task, problems, step, run, args):
     if answer is None:  # the sampler has died: end the run, so that it can be resumed
         run.fail(f"the sampler's process {server.how_it_ended()}")
         return {}
-    responses, _ = answer
+    responses, _, _ = answer
     asked = []  # one problem per response
     for problem in mine:
         asked += [problem] * k
@@ -666,7 +667,9 @@ def main():
             run.fail(f"the sampler's process {server.how_it_ended()}")
             step -= 1
             break
-        responses, sampler_seconds = answer
+        responses, sampler_seconds, fingerprint = answer
+        # End the run if vLLM computes the same as before although it should have new weights.
+        run.check_sync(versions[0], fingerprint)
         problems, num_used = ahead.popleft()
         batch = to_batch(problems, responses)
         clock.lap("sample")
