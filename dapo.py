@@ -21,19 +21,19 @@ and a mean over tokens instead of responses. This file adds the other two:
                        (n − (L − B)) / B beyond, which is 1 at n = L
 
 If too few groups are kept after the last refill, the step trains on the groups that it has, spread
-evenly over its updates. An update without a group is skipped. If no group is kept at all, no weight
-changes, and the step is logged with groups_kept 0 and optimizer_steps 0.
+evenly over its updates. An update without response tokens is skipped. If no group is kept at all,
+no weight changes, and the step is logged with groups_kept 0 and optimizer_steps 0.
 
 --mask_truncated also leaves truncated responses out of the loss: their tokens have no gradient and
-are not counted in Σ|o_i|, but their rewards count in the group's mean. The paper tries it before
-the penalty ("overlong filtering"). TRL (mask_truncated_completions) and SkyRL
-(apply_overlong_filtering) have it.
+are not counted in Σ|o_i|, but their rewards count in the group's mean. The paper calls it "overlong
+filtering"; in its ablation, the penalty comes a row later. TRL (mask_truncated_completions) and
+SkyRL (apply_overlong_filtering) have it.
 
 What differs from grpo.py: --max_refills, --overlong_buffer and --mask_truncated, with a check;
-overlong_penalty; dynamic_sampling with is_mixed, which main calls instead of sample; minibatches
-skips empty parts. Metrics cover all sampled responses, and reward is without the penalty
-(overlong_penalty is its mean). Only entropy, kl and sampler_gap are those of the responses that are
-trained on.
+overlong_penalty; main calls dynamic_sampling instead of sample, which uses is_mixed, gather_groups,
+deal_groups and GroupsBar; minibatches skips empty parts. Metrics of responses and rewards cover all
+sampled responses, with rewards before the penalty (overlong_penalty is the mean penalty). Metrics
+per token (entropy, kl, sampler_gap, clip_rate) cover only the responses that are trained on.
 
 Where this file deviates from the paper and its release (a recipe of verl), and why:
 - A group is dropped if the rule's rewards, before the penalty, are all equal. So a group of correct
@@ -52,7 +52,8 @@ Where this file deviates from the paper and its release (a recipe of verl), and 
   makes at most 10 rounds (--max_refills 9).
 - --epochs gives as many steps as without refills. Refills use up the problems sooner, so problems
   repeat. The AR-Lopti paper also fixes the number of steps: 360 for its 3B model, 300 for the 7B.
-- All deviations of grpo.py.
+- Those of grpo.py that concern DAPO's paper, too: clamped log-ratios, A = 0 if rewards only differ
+  by rounding, mini-batches of whole groups, greedy evaluation.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 dapo.py …` for four):
     python dapo.py --steps 360
@@ -85,7 +86,8 @@ class Args(settings.RunArgs):
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
-    RunArgs adds settings. Types check ranges: Fraction is in [0, 1], GroupSize in [1, 16384].
+    RunArgs adds settings of the machine and the run, such as --resume, --dry_run, --sampler_dtype.
+    Types check ranges: Fraction is in [0, 1], GroupSize in [1, 16384].
     """
 
     # ---- objective
@@ -105,15 +107,15 @@ class Args(settings.RunArgs):
     max_response_tokens: PositiveInt = 4096  # longer responses are truncated
     overlong_buffer: NonNegativeInt | None = None  # B; None: a fifth of the limit; 0: no shaping
     mask_truncated: bool = False  # leave truncated responses out of the loss
-    max_refills: NonNegativeInt = 10  # at most so many times, a step samples more prompts
+    max_refills: NonNegativeInt = 10  # a step samples more prompts at most this many times
     temperature: Temperature = 0.7  # π is softmax(logits / temperature), in sampling and loss
 
     # ---- optimizer
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
+    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (with lr × 10); 0: train all weights
+    lora_alpha: PositiveFloat = 32.0  # LoRA: W becomes W + α/r · P·Q; only P, Q of rank r learn
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -135,7 +137,7 @@ class Args(settings.RunArgs):
             )
 
 
-# {task: {setting: value}}: the defaults that --task replaces, by those of the task's own paper.
+# {task: {setting: value}}: with --task, these values of the task's own paper are the defaults.
 TASKS = settings.TASKS
 
 # Exit here on --help or a bad flag: importing torch takes seconds. main reads the flags again.
@@ -185,17 +187,17 @@ class Policy(nn.Module):
             states = hidden[:, :-1][mask[:, 1:]]  # [num_tokens, D]
             targets = ids[mask]  # [num_tokens], in the same order
             # Apply self.head to one chunk of tokens at a time, and recompute its logits in the
-            # backward pass: the logits of all tokens would be the largest tensor here.
+            # backward pass (gradient checkpointing): all logits would be the largest tensor here.
             logp, entropy = models.in_chunks(self.head, states, targets, temperature, with_entropy)
         return to_rows(logp, mask), to_rows(entropy, mask)
 
     def hidden_states(self, ids, mask):
         """Compute the final hidden state of every token, the input of the head: [N, T, D]."""
-        # Start from float32 embeddings, so that the residual stream stays float32, whatever the
-        # weights' dtype. autocast rounds only the inputs of matrix products.
+        # Start from float32 embeddings: then the sums between layers stay float32, even if weights
+        # are not (with LoRA). autocast rounds only the inputs of matrix products.
         embedded = models.embed(self.lm, ids)  # {"inputs_embeds": [N, T, D] in float32}
-        # If all rows of this call begin with the same prompt, its length; 0 if they don't, or if
-        # computing it once would save no time. Result and gradient are the same.
+        # Compute a prompt with which all rows begin only once; result and gradient are the same.
+        # The length is 0 if the rows differ, or if sharing would save no time.
         length = batches.length_to_share(ids, mask, self.args)
         if length > 0:
             return models.with_shared_prompt(self.lm.model, embedded, length)
@@ -219,7 +221,7 @@ def to_rows(values, mask):
 
 
 def load_policy(args, trained):
-    """Load the model: to train it, in float32, or frozen, in --dtype (a reference, if any)."""
+    """Load the model: trainable, in float32, or frozen, in --dtype (the reference model)."""
     dtype = torch.float32 if trained else getattr(torch, args.dtype)
     # If the model also reads images, text_only leaves that part out.
     lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, **text_only(args.model))
@@ -269,9 +271,10 @@ def load_sampler(args):
         )
 
 
-def generate(llm, problems, when, args, **sampling_params):
-    """Generate responses with vLLM, in the order of the problems, and decode them.
+def generate(llm, prompts, when, args, **sampling_params):
+    """Generate responses with vLLM, in the order of the prompts, and decode them.
 
+    prompts: problems, one per prompt.
     when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
     the problem alone. From it, vLLM derives a seed per response. So the number of processes does
     not matter.
@@ -279,10 +282,10 @@ def generate(llm, problems, when, args, **sampling_params):
     """
     from vllm import SamplingParams
 
-    prompts = []
+    requests = []
     params = []
-    for problem in problems:
-        prompts.append({"prompt_token_ids": problem["prompt_ids"]})
+    for problem in prompts:
+        requests.append({"prompt_token_ids": problem["prompt_ids"]})
         params.append(
             SamplingParams(
                 seed=sampler.request_seed(args.seed, when, problem["id"]),
@@ -292,8 +295,8 @@ def generate(llm, problems, when, args, **sampling_params):
                 **sampling_params,
             )
         )
-    sampler.empty_prefix_cache(llm)  # older weights computed its keys and values
-    outputs = llm.generate(prompts, params, use_tqdm=sampler.progress_bar(when))
+    sampler.empty_prefix_cache(llm)  # it has prompts' keys and values, of older weights
+    outputs = llm.generate(requests, params, use_tqdm=sampler.progress_bar(when))
     responses = []
     for output in outputs:  # one per prompt
         responses += output.outputs
@@ -310,7 +313,7 @@ def sample(llm, problems, step, args):
     """
     responses = generate(
         llm,
-        problems[:: args.responses_per_prompt],  # each problem once; n asks for G responses
+        problems[:: args.responses_per_prompt],  # one per prompt; n asks for G responses
         step,
         args,
         n=args.responses_per_prompt,
@@ -328,8 +331,7 @@ def to_batch(problems, responses):
     mask [N, T]: True on response tokens, the EOS token included.
     sampler_logp [N, T]: vLLM's own log-probabilities.
     """
-    prompts = [problem["prompt_ids"] for problem in problems]
-    rows = list(zip(prompts, responses))
+    rows = [(problem["prompt_ids"], response) for problem, response in zip(problems, responses)]
     longest = max(len(prompt) + len(response.token_ids) for prompt, response in rows)
     ids = torch.zeros(len(rows), longest, dtype=torch.long)
     mask = torch.zeros(len(rows), longest, dtype=torch.bool)
@@ -345,14 +347,14 @@ def to_batch(problems, responses):
 
 
 def is_mixed(scores, args):
-    """Return whether a group's responses have different rewards from the rule: bool [prompts].
+    """Return, for each group, whether its responses have different rewards: bool [prompts].
 
-    scores: one per response; the G scores of a group are consecutive. A group of one response has
-    nothing to compare, and is True, so that it is kept.
+    scores: one per response, without penalties; the G scores of a group are consecutive. A group
+    of one response has nothing to compare, and is True, so that it is kept.
     """
     if args.responses_per_prompt == 1:
         return torch.ones(len(scores), dtype=torch.bool)
-    rewards = torch.tensor([s["reward"] for s in scores], dtype=torch.float64)
+    rewards = torch.tensor([s["reward"] for s in scores])
     rewards = rewards.view(-1, args.responses_per_prompt)  # [prompts, G]
     return ~metrics.all_equal(rewards)[:, 0]
 
@@ -360,8 +362,8 @@ def is_mixed(scores, args):
 def gather_groups(batch, is_chosen):
     """Return the chosen groups of all processes, in the order of their prompts.
 
-    batch: this process's rows, {name: [N, …]}, and perhaps their scores, a list; is_chosen: a bool
-    for each of its groups. A group is its rows of the batch, {name: [G, …]}.
+    batch: this process's rows, {name: value}, where a value is a tensor [N, …] or a list (the
+    scores); is_chosen: a bool for each of its groups. A group is its rows of the batch.
     """
     size = len(batch["ids"]) // len(is_chosen)
     mine = []
@@ -384,9 +386,10 @@ def deal_groups(groups, like, args):
 
     All processes have the same groups. They are spread over the step's updates in order, then over
     the processes; the numbers of groups differ by at most one. Groups without response tokens fill
-    the batch up to prompts_per_step; their scores are equal, without turns. So all parts have the
-    same number of rows, and minibatches cuts them like a full step. like: a batch with the same
-    keys, for the case of no groups.
+    the batch up to prompts_per_step; their scores are copies of one score, so that A = 0, and
+    their "turns" (of tasks with several turns) are empty. So all parts have the same number of
+    rows, and minibatches cuts them like a full step. like: a batch with the same keys, for the case
+    of no groups.
     """
     size = args.prompts_per_step // args.updates_per_step  # groups per update, on all processes
     first_group = slice(args.responses_per_prompt)
@@ -431,12 +434,12 @@ def dynamic_sampling(llm, task, train, num_used, step, clock, args):
     """Sample groups until prompts_per_step of them are mixed (see is_mixed).
 
     Each round samples prompts_per_step prompts; there are at most 1 + max_refills rounds. Returns:
-    - batch: the mixed groups, to train on. batch["rewards"] [N, 1] includes the penalties.
+    - batch: the mixed groups, to train on. Rewards in batch["scores"] include the penalties.
     - responses, problems, scores: all that this process has sampled, dropped groups included.
     - num_used: the training problems used so far, by all steps.
-    - metrics: the numbers of sampled, dropped and kept groups.
+    - of_groups: metrics, the numbers of sampled, dropped and kept groups.
     """
-    mixed = []  # mixed groups of all processes, for which each process has all tensors
+    mixed = []  # mixed groups of all processes; each process holds all of them
     responses, problems, scores = [], [], []
     num_sampled = 0  # groups of all processes
     bar = GroupsBar(step, args)
@@ -444,7 +447,8 @@ def dynamic_sampling(llm, task, train, num_used, step, clock, args):
         # Take this process's problems, each repeated G times in a row. Every epoch is shuffled
         # anew; leftover problems that do not fill a step are dropped.
         new_problems, num_used = next_problems(train, num_used, args)
-        # `when` enters the seeds: a refill has its own, in case a problem comes twice in a step.
+        # `when` enters the seeds. A refill has its own (the step + the prompts sampled before it in
+        # this step), in case a problem comes twice in a step.
         when = f"{step}+{refill * args.prompts_per_step}" if refill else step
         batch, new_responses = sample(llm, new_problems, when, args)
         clock.lap("sample")
@@ -452,6 +456,7 @@ def dynamic_sampling(llm, task, train, num_used, step, clock, args):
         for s, length in zip(new_scores, batch["mask"].sum(1).tolist()):
             s["penalty"] = overlong_penalty(length, args)
         clock.lap("score")
+        # Copies, with the penalty added to the reward; new_scores keep the rule's rewards.
         batch["scores"] = [with_part(s, "overlong_penalty", s["penalty"]) for s in new_scores]
         if args.mask_truncated:  # overlong filtering
             batch["mask"] &= torch.tensor([[r.finish_reason != "length"] for r in new_responses])
@@ -464,13 +469,13 @@ def dynamic_sampling(llm, task, train, num_used, step, clock, args):
         if len(mixed) >= args.prompts_per_step:
             break
     bar.close()
-    metrics = {
+    of_groups = {
         "groups_sampled": num_sampled,
         "groups_dropped": num_sampled - len(mixed),
         "groups_kept": min(len(mixed), args.prompts_per_step),
     }
     batch = deal_groups(mixed[: args.prompts_per_step], batch, args)  # this process's groups
-    return batch, responses, problems, scores, num_used, metrics
+    return batch, responses, problems, scores, num_used, of_groups
 
 
 def sync_weights(policy, llm, args):
@@ -483,7 +488,7 @@ def sync_weights(policy, llm, args):
         # weight; without LoRA, the weights are sent unchanged.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
             weight = full_tensor(weight.to(getattr(torch, args.dtype)))
-            yield name, sampler.rounded(policy.lm, name, weight, args)  # if --sampler_dtype
+            yield name, sampler.rounded(policy.lm, name, weight, args)  # to 8 bits, if set
 
     sampler.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
@@ -547,7 +552,7 @@ def policy_loss(logp, batch, divisor, args):
 
     # To minimise the loss is to maximise J.
     loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
-    # The sums of all micro-batches add up.
+    # Sum, don't average: over the micro-batches, these parts add up to −J.
     return loss[mask].sum() / divisor, clipped.sum()
 
 
@@ -568,7 +573,7 @@ def k3(logp, ref_logp):
 def minibatches(batch, count):
     """Yield `count` equal parts of the batch, in order. No group is split.
 
-    A part is skipped if it has no mixed group, on any process.
+    A part is skipped if it has no response tokens, on all processes together.
     """
     size = len(batch["ids"]) // count
     for first in range(0, count * size, size):
@@ -585,9 +590,8 @@ def update(policy, optimizer, batch, step, args):
     num_clipped = 0
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
-        # What the loss needs from the whole mini-batch, on all processes:
-        divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
-        minibatch = balance(minibatch, args)  # equal work for all processes
+        divisor = all_reduce(minibatch["mask"].sum())  # Σ|o_i|, over all processes
+        minibatch = balance(minibatch, args)  # swaps rows between processes: equal work
 
         clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         num_clipped += clipped
@@ -604,7 +608,8 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
     processes, then clipped to norm max_grad_norm.
     """
-    scaler = models.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
+    # In float16, multiply the loss, so that small gradients do not become 0. Otherwise do nothing.
+    scaler = models.scaler(optimizer, args)  # torch's GradScaler, one for the run
     minibatch_loss = 0.0
     num_clipped = 0
     # For speed, if β is 0, drop tokens with A = 0 from the mask: they have no gradient. The divisor
@@ -619,7 +624,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
         num_clipped += clipped
     scaler.unscale_(optimizer)
     grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
-    grad_norm = full_tensor(grad_norm).item()  # under FSDP2 it is a DTensor: gather it
+    grad_norm = full_tensor(grad_norm).item()  # with FSDP2, each process has a part of it
     # Exit if the loss or the norm is NaN or infinite, while the weights are still good. In float16
     # such a norm is only an overflow: scaler.step skips this update and lowers the loss's scale.
     records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
@@ -632,22 +637,23 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 
 
 @records.task_may_fail  # an error of the task ends the run, with a checkpoint
-def evaluate(llm, task, problems, step, run, args):
+def evaluate(llm, task, test, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
-    Returns the accuracy of each category of problems and the mean over categories. With several
-    responses (--eval_samples), also pass@k: the chance that one of k is right (arXiv 2107.03374).
+    Returns the accuracy of each category of problems (K&K: the number of people) and the mean over
+    categories. With several responses (--eval_samples), also pass@k: the chance that one of k is
+    right (arXiv 2107.03374).
     """
-    mine = own_part(problems)  # this process's problems; no other process has them
+    prompts = own_part(test)  # this process's test problems; no other process has them
     k = args.eval_samples
-    responses = generate(llm, mine, "test", args, n=k, temperature=args.eval_temperature)
-    asked = []  # one problem per response
-    for problem in mine:
-        asked += [problem] * k
-    scores = score(task, responses, asked)  # keys: reward, correct, format (see main)
-    run.write_tests(step, mine, responses[::k], scores[::k])  # the first response per problem
-    accuracy = metrics.accuracy_by_category("eval/accuracy", asked, scores)  # over all processes
-    pass_at_k = metrics.pass_at_each_k("eval/pass", asked, scores, k)  # {} if k is 1
+    responses = generate(llm, prompts, "test", args, n=k, temperature=args.eval_temperature)
+    problems = []  # one per response
+    for problem in prompts:
+        problems += [problem] * k
+    scores = score(task, responses, problems)  # keys: reward, correct, format (see main)
+    run.write_tests(step, prompts, responses[::k], scores[::k])  # the first response per problem
+    accuracy = metrics.accuracy_by_category("eval/accuracy", problems, scores)  # over all processes
+    pass_at_k = metrics.pass_at_each_k("eval/pass", problems, scores, k)  # {} if k is 1
     return {"eval/accuracy": fmean(accuracy.values()), **accuracy, **pass_at_k}
 
 
@@ -672,8 +678,8 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
-    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
-    # tokens, after a sync of changed weights.
+    # End the run if Policy, transformers' own forward pass and vLLM disagree on log π of a few
+    # tokens. For this test the weights are changed for a moment and synced.
     models.check_same(policy, llm, sync_weights, train[0], args)
     sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
@@ -682,7 +688,7 @@ def main():
 
     saved = step
     while step < args.steps and not run.interrupted():
-        # If the task fails in this step, the run ends with a checkpoint of the steps before.
+        # Remember these: if the task fails in this step, they are saved as a checkpoint.
         run.begin_step(policy, optimizer, tokenizer, step, num_used, args)
         step += 1
         clock = Clock()  # times each phase
@@ -706,7 +712,7 @@ def main():
         # Update the policy, and pass its weights on to vLLM.
         weights_before = metrics.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
+        run.write_tokens(step, policy, batch, tokenizer)  # saves some responses' new log π: a pass
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

@@ -18,22 +18,22 @@ choose them: a gradient on them would teach it to predict its tool. All turns sh
 What differs from grpo.py
 - converse plays all conversations of a step together. vLLM samples the first turn of each. Then the
   task replies, and one call of vLLM samples the next turn of every conversation that continues.
-- Tokens in, tokens out. A turn's prompt consists of the token ids that were sampled before. They
-  are never decoded and encoded again: that could split the same text into other tokens, which the
-  policy did not sample, and ρ would be wrong. Only a reply is encoded, once, as the model's chat
-  template writes a user's turn. Templates that rewrite earlier turns (Qwen3's drops their thinking)
-  have no effect: a conversation keeps every turn as it was sampled.
+- Tokens in, tokens out. A turn's prompt is the token ids of the problem, of earlier turns as they
+  were sampled, and of the replies. Turns are never decoded and encoded again: that could split the
+  same text into other tokens, which the policy did not sample, and ρ would be wrong. Only a reply
+  is encoded, once, as the model's chat template writes a user's turn. A template that would rewrite
+  earlier turns (Qwen3's drops their thinking) can't: it only sees the last turn and the reply.
 - The mask has gaps: it is True where the model wrote. The policy, the loss and the divisor only
   read masks, so they are grpo.py's.
 - --max_turns limits the turns, and --max_response_tokens limits all tokens of a conversation,
   replies included; a single turn has no limit. A conversation that reaches a limit is truncated.
 
-A task without reply(), such as the default Knights & Knaves, ends every conversation after its
-first turn. Then this file is grpo.py, bitwise.
+A task without reply(), such as kk (Knights & Knaves), ends every conversation after its first turn.
+Then this file is grpo.py, bitwise.
 
 No single paper describes this algorithm. Masking a tool's output is common: Search-R1 (arXiv
-2503.09516) and ReTool (arXiv 2504.11536) do it for PPO and GRPO. Settings and deviations are
-grpo.py's.
+2503.09516) and ReTool (arXiv 2504.11536) do it for PPO and GRPO. Other settings, and the
+deviations, are grpo.py's.
 
 Command (one 80 GB GPU; on two cores, `make agent` trains SmolLM2-135M in minutes):
     python grpo_multi_turn.py --task calculator
@@ -61,12 +61,13 @@ from runtime.settings import (
 
 @dataclasses.dataclass
 class Args(settings.RunArgs):
-    """Settings. The defaults train a 3B model on Knights & Knaves puzzles, as the AR-Lopti paper
-    does (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
+    """Settings. The defaults train a 3B model on the task calculator; other values are those of the
+    AR-Lopti paper (arXiv 2505.12929, Appendix B; docs/algorithms/grpo.md says what deviates).
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
-    RunArgs adds settings. Types check ranges: Fraction is in [0, 1], GroupSize in [1, 16384].
+    RunArgs adds settings of the machine and the run, such as --resume, --dry_run, --sampler_dtype.
+    Types check ranges: Fraction is in [0, 1], GroupSize in [1, 16384].
     """
 
     # ---- objective
@@ -84,18 +85,18 @@ class Args(settings.RunArgs):
     prompts_per_step: PositiveInt = 64  # a multiple of updates_per_step × processes (one per GPU)
     responses_per_prompt: GroupSize = 8  # G, the group size: responses to each prompt
     max_response_tokens: PositiveInt = 4096  # per conversation, replies included
-    max_turns: PositiveInt = 4  # the model's turns in a conversation; a task's TURNS replaces it
+    max_turns: PositiveInt = 4  # turns of the model; TURNS in the task's file replaces it
     max_reply_tokens: PositiveInt = 1024  # longer replies of the task are truncated
     tool_timeout: PositiveFloat = 10.0  # seconds per tool call; then its reply is an error
-    tool_parser: str = "auto"  # vLLM's parser for calls of TOOLS; auto: by the chat template
+    tool_parser: str = "auto"  # vLLM's parser for calls of the task's TOOLS; auto: by template
     temperature: Temperature = 0.7  # π is softmax(logits / temperature), in sampling and loss
 
     # ---- optimizer
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
+    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (with lr × 10); 0: train all weights
+    lora_alpha: PositiveFloat = 32.0  # LoRA: W becomes W + α/r · P·Q; only P, Q of rank r learn
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -109,7 +110,7 @@ class Args(settings.RunArgs):
     seed: NonNegativeInt = 0  # seeds the prompt order and the sampling
 
 
-# {task: {setting: value}}: the defaults that --task replaces, by those of the task's own paper.
+# {task: {setting: value}}: with --task, these values of the task's own paper are the defaults.
 TASKS = settings.TASKS
 
 # Exit here on --help or a bad flag: importing torch takes seconds. main reads the flags again.
@@ -168,17 +169,17 @@ class Policy(nn.Module):
             states = hidden[:, :-1][mask[:, 1:]]  # [num_tokens, D]
             targets = ids[mask]  # [num_tokens], in the same order
             # Apply self.head to one chunk of tokens at a time, and recompute its logits in the
-            # backward pass: the logits of all tokens would be the largest tensor here.
+            # backward pass (gradient checkpointing): all logits would be the largest tensor here.
             logp, entropy = models.in_chunks(self.head, states, targets, temperature, with_entropy)
         return to_rows(logp, mask), to_rows(entropy, mask)
 
     def hidden_states(self, ids, mask):
         """Compute the final hidden state of every token, the input of the head: [N, T, D]."""
-        # Start from float32 embeddings, so that the residual stream stays float32, whatever the
-        # weights' dtype. autocast rounds only the inputs of matrix products.
+        # Start from float32 embeddings: then the sums between layers stay float32, even if weights
+        # are not (with LoRA). autocast rounds only the inputs of matrix products.
         embedded = models.embed(self.lm, ids)  # {"inputs_embeds": [N, T, D] in float32}
-        # If all rows of this call begin with the same prompt, its length; 0 if they don't, or if
-        # computing it once would save no time. Result and gradient are the same.
+        # Compute a prompt with which all rows begin only once; result and gradient are the same.
+        # The length is 0 if the rows differ, or if sharing would save no time.
         length = batches.length_to_share(ids, mask, self.args)
         if length > 0:
             return models.with_shared_prompt(self.lm.model, embedded, length)
@@ -202,7 +203,7 @@ def to_rows(values, mask):
 
 
 def load_policy(args, trained):
-    """Load the model: to train it, in float32, or frozen, in --dtype (a reference, if any)."""
+    """Load the model: trainable, in float32, or frozen, in --dtype (the reference model)."""
     dtype = torch.float32 if trained else getattr(torch, args.dtype)
     # If the model also reads images, text_only leaves that part out.
     lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, **text_only(args.model))
@@ -252,36 +253,37 @@ def load_sampler(args):
         )
 
 
-def generate(llm, problems, when, args, n, **sampling_params):
-    """Play n conversations about each problem: see converse."""
-    return converse(llm, find_task(args.task), problems, when, args, n, **sampling_params)
+def generate(llm, prompts, when, args, n, **sampling_params):
+    """Play n conversations about each problem: see converse. Callers have no task to pass."""
+    return converse(llm, find_task(args.task), prompts, when, args, n, **sampling_params)
 
 
-def generate_turn(llm, problems, when, args, **sampling_params):
-    """Generate responses with vLLM, in the order of the problems, and decode them.
+def generate_turn(llm, prompts, when, args, **sampling_params):
+    """Generate responses with vLLM, in the order of the prompts, and decode them.
 
+    prompts: problems, one per prompt; after the first turn, one per conversation.
     when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
     the problem alone. From it, vLLM derives a seed per response. So the number of processes does
     not matter.
-    A problem's num_used is the number of tokens in its conversation so far.
+    A problem's tokens_used is the number of tokens in its conversation so far.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
 
-    prompts = []
+    requests = []
     params = []
-    for problem in problems:
-        prompts.append({"prompt_token_ids": problem["prompt_ids"]})
+    for problem in prompts:
+        requests.append({"prompt_token_ids": problem["prompt_ids"]})
         params.append(
             SamplingParams(
                 seed=sampler.request_seed(args.seed, when, problem["id"]),
-                max_tokens=args.max_response_tokens - problem["num_used"],
+                max_tokens=args.max_response_tokens - problem["tokens_used"],
                 stop_token_ids=sampler.end_tokens(args.model),  # EOS tokens
                 detokenize=False,  # decode() below does it for all responses at once
                 **sampling_params,
             )
         )
-    outputs = llm.generate(prompts, params, use_tqdm=sampler.progress_bar(when))
+    outputs = llm.generate(requests, params, use_tqdm=sampler.progress_bar(when))
     responses = []
     for output in outputs:  # one per prompt
         responses += output.outputs
@@ -296,7 +298,7 @@ class Conversation:
 
     def __init__(self, problem, row, side):
         self.problem = problem
-        self.side = side  # the task's side: its state, if it has one; counts of calls and errors
+        self.side = side  # what the task keeps for it: an object of its own, counts of calls
         self.row = row  # among the G conversations about this problem
         self.turns = []  # the texts of the model's turns
         self.replies = []  # the texts of the task's replies
@@ -329,32 +331,33 @@ class Conversation:
         self.logp += [0.0] * len(ids)
 
     def to_go_on(self):
-        """Return what generate needs for the next turn. Its prompt is all tokens so far."""
+        """Return the problem of the next turn: its prompt is all tokens so far."""
         return {
             "prompt_ids": self.problem["prompt_ids"] + self.ids,
-            "num_used": len(self.ids),
+            "tokens_used": len(self.ids),
             "id": f"{self.problem['id']}/{self.row}",  # each row has a seed of its own
         }
 
 
-def converse(llm, task, problems, when, args, n, **sampling_params):
-    """Play n conversations about each problem. Returns them in the order of the problems.
+def converse(llm, task, prompts, when, args, n, **sampling_params):
+    """Play n conversations about each problem. Returns them in the order of the prompts.
 
     Processes do not wait for each other here, so their numbers of turns may differ.
     """
     conversations = []
-    for problem in problems:
+    for problem in prompts:
         for row in range(n):
+            # For tasks that draw random numbers:
             seed = sampler.request_seed(args.seed, f"{when}, task", f"{problem['id']}/{row}")
             conversations.append(Conversation(problem, row, tools.Side(task, problem, seed)))
     # Empty the cache once, not per turn: a turn reuses keys and values of the turns before it.
-    sampler.empty_prefix_cache(llm)  # older weights computed its keys and values
-    sampling_params["logprobs"] = 0  # return log π of each sampled token, and of 0 others
-    sampling_params["flat_logprobs"] = True  # fast: response.logprobs.logprobs is a plain list
-    asked = [{**problem, "num_used": 0} for problem in problems]
+    sampler.empty_prefix_cache(llm)  # it has prompts' keys and values, of older weights
+    # add_turn reads log π, in evaluations, too (see sample).
+    sampling_params |= {"logprobs": 0, "flat_logprobs": True}
+    asked = [{**problem, "tokens_used": 0} for problem in prompts]
     turns = generate_turn(llm, asked, when, args, n=n, **sampling_params)
     going_on = conversations
-    while going_on:
+    while going_on:  # turns: one per conversation that goes on, in their order
         for conversation, turn in zip(going_on, turns):
             conversation.add_turn(turn)
         going_on = add_replies(going_on, task, llm.get_tokenizer(), args)
@@ -370,16 +373,17 @@ def add_replies(conversations, task, tokenizer, args):
     # A truncated turn ends its conversation, without a reply.
     asked = [one for one in conversations if one.finish_reason != "length"]
     going_on = []
-    # All tool calls run at once, also those of a last turn: only the task knows whether it is over.
-    # A reply is None if it is; otherwise a text, or a list of texts, one per tool call.
+    # All tool calls run at once, even in the last allowed turn: only the task knows whether the
+    # conversation is over. Then its reply is None. Otherwise it is a text, or a list of texts, one
+    # per tool call.
     for one, reply in zip(asked, tools.replies(task, asked, tokenizer, args)):
         if reply is None:
             continue
-        one.finish_reason = "length"  # truncated, unless another turn and the reply fit
+        one.finish_reason = "length"  # truncated, unless the reply and a turn after it fit
         if len(one.turns) == args.max_turns:
             continue
-        how = args.chat_template, args.template_options
-        ids = encode_reply(tokenizer, reply, *how, one.text)
+        # one.text is the turn before: in Mistral's format, results repeat the ids of its calls.
+        ids = encode_reply(tokenizer, reply, args.chat_template, args.template_options, one.text)
         if len(one.ids) + len(ids) < args.max_response_tokens:
             one.finish_reason = "stop"
             one.add_reply("\n".join([reply] if isinstance(reply, str) else reply), ids)
@@ -394,7 +398,7 @@ def sample(llm, problems, step, args):
     """
     responses = generate(
         llm,
-        problems[:: args.responses_per_prompt],  # each problem once; n asks for G responses
+        problems[:: args.responses_per_prompt],  # one per prompt; n asks for G responses
         step,
         args,
         n=args.responses_per_prompt,
@@ -412,8 +416,7 @@ def to_batch(problems, conversations):
     mask [N, T]: True on the tokens that the model wrote, EOS tokens included.
     sampler_logp [N, T]: vLLM's own log-probabilities.
     """
-    prompts = [problem["prompt_ids"] for problem in problems]
-    rows = list(zip(prompts, conversations))
+    rows = [(problem["prompt_ids"], one) for problem, one in zip(problems, conversations)]
     longest = max(len(prompt) + len(conversation.ids) for prompt, conversation in rows)
     ids = torch.zeros(len(rows), longest, dtype=torch.long)
     mask = torch.zeros(len(rows), longest, dtype=torch.bool)
@@ -440,7 +443,7 @@ def sync_weights(policy, llm, args):
         # weight; without LoRA, the weights are sent unchanged.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
             weight = full_tensor(weight.to(getattr(torch, args.dtype)))
-            yield name, sampler.rounded(policy.lm, name, weight, args)  # if --sampler_dtype
+            yield name, sampler.rounded(policy.lm, name, weight, args)  # to 8 bits, if set
 
     sampler.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
@@ -497,7 +500,7 @@ def policy_loss(logp, batch, divisor, args):
 
     # To minimise the loss is to maximise J.
     loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
-    # The sums of all micro-batches add up.
+    # Sum, don't average: over the micro-batches, these parts add up to −J.
     return loss[mask].sum() / divisor, clipped.sum()
 
 
@@ -530,9 +533,8 @@ def update(policy, optimizer, batch, step, args):
     num_clipped = 0
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
-        # What the loss needs from the whole mini-batch, on all processes:
-        divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
-        minibatch = balance(minibatch, args)  # equal work for all processes
+        divisor = all_reduce(minibatch["mask"].sum())  # Σ|o_i|, over all processes
+        minibatch = balance(minibatch, args)  # swaps rows between processes: equal work
 
         clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         num_clipped += clipped
@@ -549,7 +551,8 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
     processes, then clipped to norm max_grad_norm.
     """
-    scaler = models.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
+    # In float16, multiply the loss, so that small gradients do not become 0. Otherwise do nothing.
+    scaler = models.scaler(optimizer, args)  # torch's GradScaler, one for the run
     minibatch_loss = 0.0
     num_clipped = 0
     # For speed, if β is 0, drop tokens with A = 0 from the mask: they have no gradient. The divisor
@@ -564,7 +567,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
         num_clipped += clipped
     scaler.unscale_(optimizer)
     grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
-    grad_norm = full_tensor(grad_norm).item()  # under FSDP2 it is a DTensor: gather it
+    grad_norm = full_tensor(grad_norm).item()  # with FSDP2, each process has a part of it
     # Exit if the loss or the norm is NaN or infinite, while the weights are still good. In float16
     # such a norm is only an overflow: scaler.step skips this update and lowers the loss's scale.
     records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
@@ -577,22 +580,23 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 
 
 @records.task_may_fail  # an error of the task ends the run, with a checkpoint
-def evaluate(llm, task, problems, step, run, args):
+def evaluate(llm, task, test, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
-    Returns the accuracy of each category of problems and the mean over categories. With several
-    responses (--eval_samples), also pass@k: the chance that one of k is right (arXiv 2107.03374).
+    Returns the accuracy of each category of problems (K&K: the number of people) and the mean over
+    categories. With several responses (--eval_samples), also pass@k: the chance that one of k is
+    right (arXiv 2107.03374).
     """
-    mine = own_part(problems)  # this process's problems; no other process has them
+    prompts = own_part(test)  # this process's test problems; no other process has them
     k = args.eval_samples
-    responses = generate(llm, mine, "test", args, n=k, temperature=args.eval_temperature)
-    asked = []  # one problem per response
-    for problem in mine:
-        asked += [problem] * k
-    scores = score(task, responses, asked)  # keys: reward, correct, format (see main)
-    run.write_tests(step, mine, responses[::k], scores[::k])  # the first response per problem
-    accuracy = metrics.accuracy_by_category("eval/accuracy", asked, scores)  # over all processes
-    pass_at_k = metrics.pass_at_each_k("eval/pass", asked, scores, k)  # {} if k is 1
+    responses = generate(llm, prompts, "test", args, n=k, temperature=args.eval_temperature)
+    problems = []  # one per response
+    for problem in prompts:
+        problems += [problem] * k
+    scores = score(task, responses, problems)  # keys: reward, correct, format (see main)
+    run.write_tests(step, prompts, responses[::k], scores[::k])  # the first response per problem
+    accuracy = metrics.accuracy_by_category("eval/accuracy", problems, scores)  # over all processes
+    pass_at_k = metrics.pass_at_each_k("eval/pass", problems, scores, k)  # {} if k is 1
     return {"eval/accuracy": fmean(accuracy.values()), **accuracy, **pass_at_k}
 
 
@@ -617,8 +621,8 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
-    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
-    # tokens, after a sync of changed weights.
+    # End the run if Policy, transformers' own forward pass and vLLM disagree on log π of a few
+    # tokens. For this test the weights are changed for a moment and synced.
     models.check_same(policy, llm, sync_weights, train[0], args)
     sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
@@ -627,7 +631,7 @@ def main():
 
     saved = step
     while step < args.steps and not run.interrupted():
-        # If the task fails in this step, the run ends with a checkpoint of the steps before.
+        # Remember these: if the task fails in this step, they are saved as a checkpoint.
         run.begin_step(policy, optimizer, tokenizer, step, num_used, args)
         step += 1
         clock = Clock()  # times each phase
@@ -640,8 +644,9 @@ def main():
         clock.lap("sample")
         sampler.sleep(llm)  # frees GPU memory for training; sync_weights wakes it up
 
-        # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
-        # the answer right?) and format (are the required tags there?).
+        # Score the responses. A score has a reward (K&K: 3 if right, −0.5 if wrong, −1 if no answer
+        # can be read, −3 if tags are missing), correct (is the answer right?) and format (are the
+        # required tags there?).
         scores = score(task, responses, problems)
         clock.lap("score")
 
@@ -657,7 +662,7 @@ def main():
         # Update the policy, and pass its weights on to vLLM.
         weights_before = metrics.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
+        run.write_tokens(step, policy, batch, tokenizer)  # saves some responses' new log π: a pass
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

@@ -1,24 +1,26 @@
 """GRPO with a sampler that is --lag steps behind: stale responses, and how to correct for them.
 
 Large trainers sample the next responses while they update, so that no GPU waits. The price: the
-responses are stale, because older weights sampled them. This script makes the same responses in one
-process, in turns: with --lag k, vLLM gets the weights of k steps ago. grpo_async.py samples while
-it updates. Maximise, over all responses o_i of a mini-batch and all their tokens o_it,
+responses are stale, because older weights sampled them. This script samples and updates in turn,
+and makes equally stale responses: with --lag k, vLLM has the weights of k steps ago. grpo_async.py
+samples while it updates. Maximise, over all responses o_i of a mini-batch and all their tokens
+o_it,
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t { w · min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A] − β·k3 }
 
-    w  = min(π_old/π_sampler, C)         weight, without gradient: the change since sampling
+    w  = min(π_old/π_sampler, C)         weight, no gradient: the change since sampling, at most C
     ρ  = π(o_it) / π_old(o_it)           the change by this step's updates
     A  = (r_i − mean) / (std + 1e-6)     the reward r_i, normalised in its group
     k3 = π_ref/π − log(π_ref/π) − 1      estimate of KL(π ‖ π_ref); π_ref: the initial model
 
-    π_sampler   the weights of k steps ago, in vLLM: they sampled the response
-    π_old       the trainer's weights before this step's updates
-    π           the weights that are being updated
+    π_sampler   under the weights of k steps ago, as vLLM computed it when it sampled
+    π_old       under the trainer's weights before this step's updates
+    π           under the weights that are being updated
 
-This J splits the way from π_sampler to π in two (*AReaL*, Fu et al. 2025, arXiv 2505.24298): w has
-the first part, ρ and the clip have the second. That is --correction tis, the default. With none,
-ppo or icepop, other parts of the way are ignored, clipped or dropped: see sampler_correction.
+π/π_sampler is π_old/π_sampler times π/π_old. Here w corrects for the first factor, and ρ with its
+clip for the second (*AReaL*, Fu et al. 2025, arXiv 2505.24298). That is --correction tis, the
+default. none ignores the first factor, ppo clips the product, and icepop drops tokens whose first
+factor is out of bounds: see sampler_correction.
 
 What differs from grpo_tis.py: --lag; --correction ppo, in sampler_correction and policy_loss;
 snapshot, from which sync_weights copies; main keeps the last k + 1 snapshots. The metric lag is the
@@ -28,10 +30,9 @@ grpo_tis.py, bitwise; --mask is explained there.
 
 Where this file deviates from its sources, and why:
 - All responses of a step have the same age. AReaL interrupts responses when new weights arrive, so
-  one response comes from several policies, at most 8 steps old. prime-rl and open-instruct also
-  allow an age of 8, TRL 4, slime 1.
-- AReaL's release drops a token only if w is too large: --correction icepop --correction_min 0
-  --correction_max 5.
+  one response comes from several policies, at most 8 steps old.
+- AReaL's release drops a token if π_old/π_sampler is above 5, and keeps small weights: --correction
+  icepop --correction_min 0 --correction_max 5. Here the default caps w at 2.
 - Every process keeps whole snapshots in main memory, in --dtype. A checkpoint has the older k of
   them, so that a resumed run samples the same responses as an unbroken one.
 - All deviations of grpo_tis.py.
@@ -67,7 +68,8 @@ class Args(settings.RunArgs):
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
-    RunArgs adds settings. Types check ranges: Fraction is in [0, 1], GroupSize in [1, 16384].
+    RunArgs adds settings of the machine and the run, such as --resume, --dry_run, --sampler_dtype.
+    Types check ranges: Fraction is in [0, 1], GroupSize in [1, 16384].
     """
 
     # ---- objective
@@ -99,8 +101,8 @@ class Args(settings.RunArgs):
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
+    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (with lr × 10); 0: train all weights
+    lora_alpha: PositiveFloat = 32.0  # LoRA: W becomes W + α/r · P·Q; only P, Q of rank r learn
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -126,7 +128,7 @@ class Args(settings.RunArgs):
             )
 
 
-# {task: {setting: value}}: the defaults that --task replaces, by those of the task's own paper.
+# {task: {setting: value}}: with --task, these values of the task's own paper are the defaults.
 TASKS = settings.TASKS
 
 # Exit here on --help or a bad flag: importing torch takes seconds. main reads the flags again.
@@ -175,17 +177,17 @@ class Policy(nn.Module):
             states = hidden[:, :-1][mask[:, 1:]]  # [num_tokens, D]
             targets = ids[mask]  # [num_tokens], in the same order
             # Apply self.head to one chunk of tokens at a time, and recompute its logits in the
-            # backward pass: the logits of all tokens would be the largest tensor here.
+            # backward pass (gradient checkpointing): all logits would be the largest tensor here.
             logp, entropy = models.in_chunks(self.head, states, targets, temperature, with_entropy)
         return to_rows(logp, mask), to_rows(entropy, mask)
 
     def hidden_states(self, ids, mask):
         """Compute the final hidden state of every token, the input of the head: [N, T, D]."""
-        # Start from float32 embeddings, so that the residual stream stays float32, whatever the
-        # weights' dtype. autocast rounds only the inputs of matrix products.
+        # Start from float32 embeddings: then the sums between layers stay float32, even if weights
+        # are not (with LoRA). autocast rounds only the inputs of matrix products.
         embedded = models.embed(self.lm, ids)  # {"inputs_embeds": [N, T, D] in float32}
-        # If all rows of this call begin with the same prompt, its length; 0 if they don't, or if
-        # computing it once would save no time. Result and gradient are the same.
+        # Compute a prompt with which all rows begin only once; result and gradient are the same.
+        # The length is 0 if the rows differ, or if sharing would save no time.
         length = batches.length_to_share(ids, mask, self.args)
         if length > 0:
             return models.with_shared_prompt(self.lm.model, embedded, length)
@@ -209,7 +211,7 @@ def to_rows(values, mask):
 
 
 def load_policy(args, trained):
-    """Load the model: to train it, in float32, or frozen, in --dtype (a reference, if any)."""
+    """Load the model: trainable, in float32, or frozen, in --dtype (the reference model)."""
     dtype = torch.float32 if trained else getattr(torch, args.dtype)
     # If the model also reads images, text_only leaves that part out.
     lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, **text_only(args.model))
@@ -259,9 +261,10 @@ def load_sampler(args):
         )
 
 
-def generate(llm, problems, when, args, **sampling_params):
-    """Generate responses with vLLM, in the order of the problems, and decode them.
+def generate(llm, prompts, when, args, **sampling_params):
+    """Generate responses with vLLM, in the order of the prompts, and decode them.
 
+    prompts: problems, one per prompt.
     when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
     the problem alone. From it, vLLM derives a seed per response. So the number of processes does
     not matter.
@@ -269,10 +272,10 @@ def generate(llm, problems, when, args, **sampling_params):
     """
     from vllm import SamplingParams
 
-    prompts = []
+    requests = []
     params = []
-    for problem in problems:
-        prompts.append({"prompt_token_ids": problem["prompt_ids"]})
+    for problem in prompts:
+        requests.append({"prompt_token_ids": problem["prompt_ids"]})
         params.append(
             SamplingParams(
                 seed=sampler.request_seed(args.seed, when, problem["id"]),
@@ -282,8 +285,8 @@ def generate(llm, problems, when, args, **sampling_params):
                 **sampling_params,
             )
         )
-    sampler.empty_prefix_cache(llm)  # older weights computed its keys and values
-    outputs = llm.generate(prompts, params, use_tqdm=sampler.progress_bar(when))
+    sampler.empty_prefix_cache(llm)  # it has prompts' keys and values, of older weights
+    outputs = llm.generate(requests, params, use_tqdm=sampler.progress_bar(when))
     responses = []
     for output in outputs:  # one per prompt
         responses += output.outputs
@@ -300,7 +303,7 @@ def sample(llm, problems, step, args):
     """
     responses = generate(
         llm,
-        problems[:: args.responses_per_prompt],  # each problem once; n asks for G responses
+        problems[:: args.responses_per_prompt],  # one per prompt; n asks for G responses
         step,
         args,
         n=args.responses_per_prompt,
@@ -318,8 +321,7 @@ def to_batch(problems, responses):
     mask [N, T]: True on response tokens, the EOS token included.
     sampler_logp [N, T]: vLLM's own log-probabilities.
     """
-    prompts = [problem["prompt_ids"] for problem in problems]
-    rows = list(zip(prompts, responses))
+    rows = [(problem["prompt_ids"], response) for problem, response in zip(problems, responses)]
     longest = max(len(prompt) + len(response.token_ids) for prompt, response in rows)
     ids = torch.zeros(len(rows), longest, dtype=torch.long)
     mask = torch.zeros(len(rows), longest, dtype=torch.bool)
@@ -343,7 +345,7 @@ def snapshot(policy, args):
     # adapter; without LoRA, these are all the weights as they are.
     for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
         weight = full_tensor(weight.to(getattr(torch, args.dtype)))
-        weight = sampler.rounded(policy.lm, name, weight, args)  # if --sampler_dtype
+        weight = sampler.rounded(policy.lm, name, weight, args)  # to 8 bits, if set
         weights[name] = weight.to("cpu", copy=True)
     return weights
 
@@ -392,8 +394,8 @@ def compute_advantages(scores, batch, args):
 def sampler_correction(batch, args):
     """Compute w of every response token and whether π_old/π_sampler is out of bounds, [N, T] each.
 
-    none    w = 1. Stale responses count as fresh, so the gradient is biased: a token is made more
-            probable for being good in situations that the policy no longer gets into.
+    none    w = 1. Stale responses count as fresh, so the gradient is biased: tokens that the
+            sampler chose more often than π_old would count too much.
     ppo     w = 1 and ρ = π/π_sampler (in policy_loss). The clip range must hold k steps and this
             step's updates together; tokens that have left it are lost.
     tis     w = π_old/π_sampler, at most C.
@@ -438,7 +440,7 @@ def policy_loss(logp, batch, divisor, args):
     processes, so that the losses of its micro-batches add up to −J.
     """
     dropped = left_out(logp, batch, args)  # [N, T]
-    if args.correction == "ppo":  # the sampler is the policy before the update
+    if args.correction == "ppo":  # ρ is π/π_sampler, and sampler_correction returns w = 1
         batch = {**batch, "old_logp": batch["sampler_logp"]}
     advantages = batch["advantages"]
     mask = batch["mask"]
@@ -457,7 +459,7 @@ def policy_loss(logp, batch, divisor, args):
     surrogate = weight.masked_fill(dropped, 0) * surrogate
     # To minimise the loss is to maximise J.
     loss = args.kl_coef * k3(logp, batch["ref_logp"]) - surrogate  # [N, T]
-    # The sums of all micro-batches add up.
+    # Sum, don't average: over the micro-batches, these parts add up to −J.
     return loss[mask].sum() / divisor, clipped.sum()
 
 
@@ -492,9 +494,8 @@ def update(policy, optimizer, batch, step, args):
     num_left_out = 0
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
-        # What the loss needs from the whole mini-batch, on all processes:
-        divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
-        minibatch = balance(minibatch, args)  # equal work for all processes
+        divisor = all_reduce(minibatch["mask"].sum())  # Σ|o_i|, over all processes
+        minibatch = balance(minibatch, args)  # swaps rows between processes: equal work
 
         clipped, stale, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         num_clipped += clipped
@@ -513,7 +514,8 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
     processes, then clipped to norm max_grad_norm.
     """
-    scaler = models.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
+    # In float16, multiply the loss, so that small gradients do not become 0. Otherwise do nothing.
+    scaler = models.scaler(optimizer, args)  # torch's GradScaler, one for the run
     minibatch_loss = 0.0
     num_clipped = 0
     num_left_out = 0
@@ -530,7 +532,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
         num_left_out += left_out(logp, micro, args).sum()
     scaler.unscale_(optimizer)
     grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
-    grad_norm = full_tensor(grad_norm).item()  # under FSDP2 it is a DTensor: gather it
+    grad_norm = full_tensor(grad_norm).item()  # with FSDP2, each process has a part of it
     # Exit if the loss or the norm is NaN or infinite, while the weights are still good. In float16
     # such a norm is only an overflow: scaler.step skips this update and lowers the loss's scale.
     records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
@@ -543,22 +545,23 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 
 
 @records.task_may_fail  # an error of the task ends the run, with a checkpoint
-def evaluate(llm, task, problems, step, run, args):
+def evaluate(llm, task, test, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
-    Returns the accuracy of each category of problems and the mean over categories. With several
-    responses (--eval_samples), also pass@k: the chance that one of k is right (arXiv 2107.03374).
+    Returns the accuracy of each category of problems (K&K: the number of people) and the mean over
+    categories. With several responses (--eval_samples), also pass@k: the chance that one of k is
+    right (arXiv 2107.03374).
     """
-    mine = own_part(problems)  # this process's problems; no other process has them
+    prompts = own_part(test)  # this process's test problems; no other process has them
     k = args.eval_samples
-    responses = generate(llm, mine, "test", args, n=k, temperature=args.eval_temperature)
-    asked = []  # one problem per response
-    for problem in mine:
-        asked += [problem] * k
-    scores = score(task, responses, asked)  # keys: reward, correct, format (see main)
-    run.write_tests(step, mine, responses[::k], scores[::k])  # the first response per problem
-    accuracy = metrics.accuracy_by_category("eval/accuracy", asked, scores)  # over all processes
-    pass_at_k = metrics.pass_at_each_k("eval/pass", asked, scores, k)  # {} if k is 1
+    responses = generate(llm, prompts, "test", args, n=k, temperature=args.eval_temperature)
+    problems = []  # one per response
+    for problem in prompts:
+        problems += [problem] * k
+    scores = score(task, responses, problems)  # keys: reward, correct, format (see main)
+    run.write_tests(step, prompts, responses[::k], scores[::k])  # the first response per problem
+    accuracy = metrics.accuracy_by_category("eval/accuracy", problems, scores)  # over all processes
+    pass_at_k = metrics.pass_at_each_k("eval/pass", problems, scores, k)  # {} if k is 1
     return {"eval/accuracy": fmean(accuracy.values()), **accuracy, **pass_at_k}
 
 
@@ -583,12 +586,12 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
-    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
-    # tokens, after a sync of changed weights.
+    # End the run if Policy, transformers' own forward pass and vLLM disagree on log π of a few
+    # tokens. For this test the weights are changed for a moment and synced.
     models.check_same(policy, llm, sync_policy, train[0], args)
     # The newest --lag + 1 snapshots, oldest first: versions[0] samples the next step, versions[-1]
-    # holds the policy's own weights. In the first steps there are fewer. They belong to the policy,
-    # so that a checkpoint of the policy has them, too.
+    # holds the policy's own weights. In the first steps there are fewer. checkpoints.save finds
+    # them as policy.versions. A resumed run has the older k of them, a new run none.
     versions = deque(checkpoints.load_versions(args.resume), maxlen=args.lag + 1)
     versions.append(snapshot(policy, args))
     policy.versions = versions
@@ -599,7 +602,7 @@ def main():
 
     saved = step
     while step < args.steps and not run.interrupted():
-        # If the task fails in this step, the run ends with a checkpoint of the steps before.
+        # Remember these: if the task fails in this step, they are saved as a checkpoint.
         run.begin_step(policy, optimizer, tokenizer, step, num_used, args)
         step += 1
         clock = Clock()  # times each phase
@@ -612,8 +615,9 @@ def main():
         clock.lap("sample")
         sampler.sleep(llm)  # frees GPU memory for training; sync_weights wakes it up
 
-        # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
-        # the answer right?) and format (are the required tags there?).
+        # Score the responses. A score has a reward (K&K: 3 if right, −0.5 if wrong, −1 if no answer
+        # can be read, −3 if tags are missing), correct (is the answer right?) and format (are the
+        # required tags there?).
         scores = score(task, responses, problems)
         clock.lap("score")
 
@@ -629,7 +633,7 @@ def main():
         # Update the policy, and pass its weights on to vLLM.
         weights_before = metrics.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
+        run.write_tokens(step, policy, batch, tokenizer)  # saves some responses' new log π: a pass
         clock.lap("train")
         lag = len(versions) - 1  # of this step's responses
         versions.append(snapshot(policy, args))  # drops the oldest if there are more than k + 1

@@ -68,7 +68,8 @@ class Args(settings.RunArgs):
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
-    RunArgs adds settings. Types check ranges: Fraction is in [0, 1], GroupSize in [1, 16384].
+    RunArgs adds settings of the machine and the run, such as --resume, --dry_run, --sampler_dtype.
+    Types check ranges: Fraction is in [0, 1], GroupSize in [1, 16384].
     """
 
     # ---- objective
@@ -89,8 +90,8 @@ class Args(settings.RunArgs):
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
+    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (with lr × 10); 0: train all weights
+    lora_alpha: PositiveFloat = 32.0  # LoRA: W becomes W + α/r · P·Q; only P, Q of rank r learn
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -104,7 +105,7 @@ class Args(settings.RunArgs):
     seed: NonNegativeInt = 0  # seeds the prompt order and the sampling
 
 
-# {task: {setting: value}}: the defaults that --task replaces, by those of the task's own paper.
+# {task: {setting: value}}: with --task, these values of the task's own paper are the defaults.
 TASKS = settings.TASKS
 
 # Exit here on --help or a bad flag: importing torch takes seconds. main reads the flags again.
@@ -152,17 +153,17 @@ class Policy(nn.Module):
             states = hidden[:, :-1][mask[:, 1:]]  # [num_tokens, D]
             targets = ids[mask]  # [num_tokens], in the same order
             # Apply self.head to one chunk of tokens at a time, and recompute its logits in the
-            # backward pass: the logits of all tokens would be the largest tensor here.
+            # backward pass (gradient checkpointing): all logits would be the largest tensor here.
             logp, entropy = models.in_chunks(self.head, states, targets, temperature, with_entropy)
         return to_rows(logp, mask), to_rows(entropy, mask)
 
     def hidden_states(self, ids, mask):
         """Compute the final hidden state of every token, the input of the head: [N, T, D]."""
-        # Start from float32 embeddings, so that the residual stream stays float32, whatever the
-        # weights' dtype. autocast rounds only the inputs of matrix products.
+        # Start from float32 embeddings: then the sums between layers stay float32, even if weights
+        # are not (with LoRA). autocast rounds only the inputs of matrix products.
         embedded = models.embed(self.lm, ids)  # {"inputs_embeds": [N, T, D] in float32}
-        # If all rows of this call begin with the same prompt, its length; 0 if they don't, or if
-        # computing it once would save no time. Result and gradient are the same.
+        # Compute a prompt with which all rows begin only once; result and gradient are the same.
+        # The length is 0 if the rows differ, or if sharing would save no time.
         length = batches.length_to_share(ids, mask, self.args)
         if length > 0:
             return models.with_shared_prompt(self.lm.model, embedded, length)
@@ -186,7 +187,7 @@ def to_rows(values, mask):
 
 
 def load_policy(args, trained):
-    """Load the model: to train it, in float32, or frozen, in --dtype (a reference, if any)."""
+    """Load the model: trainable, in float32, or frozen, in --dtype (the reference model)."""
     dtype = torch.float32 if trained else getattr(torch, args.dtype)
     # If the model also reads images, text_only leaves that part out.
     lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, **text_only(args.model))
@@ -236,9 +237,10 @@ def load_sampler(args):
         )
 
 
-def generate(llm, problems, when, args, **sampling_params):
-    """Generate responses with vLLM, in the order of the problems, and decode them.
+def generate(llm, prompts, when, args, **sampling_params):
+    """Generate responses with vLLM, in the order of the prompts, and decode them.
 
+    prompts: problems, one per prompt.
     when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
     the problem alone. From it, vLLM derives a seed per response. So the number of processes does
     not matter.
@@ -246,10 +248,10 @@ def generate(llm, problems, when, args, **sampling_params):
     """
     from vllm import SamplingParams
 
-    prompts = []
+    requests = []
     params = []
-    for problem in problems:
-        prompts.append({"prompt_token_ids": problem["prompt_ids"]})
+    for problem in prompts:
+        requests.append({"prompt_token_ids": problem["prompt_ids"]})
         params.append(
             SamplingParams(
                 seed=sampler.request_seed(args.seed, when, problem["id"]),
@@ -259,8 +261,8 @@ def generate(llm, problems, when, args, **sampling_params):
                 **sampling_params,
             )
         )
-    sampler.empty_prefix_cache(llm)  # older weights computed its keys and values
-    outputs = llm.generate(prompts, params, use_tqdm=sampler.progress_bar(when))
+    sampler.empty_prefix_cache(llm)  # it has prompts' keys and values, of older weights
+    outputs = llm.generate(requests, params, use_tqdm=sampler.progress_bar(when))
     responses = []
     for output in outputs:  # one per prompt
         responses += output.outputs
@@ -277,7 +279,7 @@ def sample(llm, problems, step, args):
     """
     responses = generate(
         llm,
-        problems[:: args.responses_per_prompt],  # each problem once; n asks for G responses
+        problems[:: args.responses_per_prompt],  # one per prompt; n asks for G responses
         step,
         args,
         n=args.responses_per_prompt,
@@ -295,8 +297,7 @@ def to_batch(problems, responses):
     mask [N, T]: True on response tokens, the EOS token included.
     sampler_logp [N, T]: vLLM's own log-probabilities.
     """
-    prompts = [problem["prompt_ids"] for problem in problems]
-    rows = list(zip(prompts, responses))
+    rows = [(problem["prompt_ids"], response) for problem, response in zip(problems, responses)]
     longest = max(len(prompt) + len(response.token_ids) for prompt, response in rows)
     ids = torch.zeros(len(rows), longest, dtype=torch.long)
     mask = torch.zeros(len(rows), longest, dtype=torch.bool)
@@ -321,7 +322,7 @@ def sync_weights(policy, llm, args):
         # weight; without LoRA, the weights are sent unchanged.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
             weight = full_tensor(weight.to(getattr(torch, args.dtype)))
-            yield name, sampler.rounded(policy.lm, name, weight, args)  # if --sampler_dtype
+            yield name, sampler.rounded(policy.lm, name, weight, args)  # to 8 bits, if set
 
     sampler.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
@@ -371,17 +372,17 @@ def minibatches(batch, count):
 def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
-    Returns metrics: grad_norm (mean), optimizer_steps (count). For other metrics, adds to the batch
-    what no update reads: old_logp, each token's log π before its update, and entropy, [N, T].
+    Returns metrics: grad_norm (mean), optimizer_steps (count). Also writes to the batch, for
+    metrics alone, [N, T]: old_logp, the log π of each token before its update, and entropy.
     """
-    # A forward pass for metrics alone, over the tokens that updates skip because A = 0. The
-    # updates' own passes fill in the other tokens (update_once).
+    # update_once skips tokens with A = 0 (a reward equal to the mean), and records log π of the
+    # others on its way. Here a forward pass computes log π of those that it skips; of all tokens,
+    # if balance swaps rows between processes.
     batch["old_logp"], batch["entropy"] = log_probs(policy, batches.idle_tokens(batch, args), args)
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
-        # What the loss needs from the whole mini-batch, on all processes:
-        divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
-        minibatch = balance(minibatch, args)  # equal work for all processes
+        divisor = all_reduce(minibatch["mask"].sum())  # Σ|o_i|, over all processes
+        minibatch = balance(minibatch, args)  # swaps rows between processes: equal work
 
         grad_norms.append(update_once(policy, optimizer, minibatch, divisor, step, args))
     return metrics.of_updates(grad_norms, args)
@@ -393,7 +394,8 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
     processes, then clipped to norm max_grad_norm.
     """
-    scaler = models.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
+    # In float16, multiply the loss, so that small gradients do not become 0. Otherwise do nothing.
+    scaler = models.scaler(optimizer, args)  # torch's GradScaler, one for the run
     minibatch_loss = 0.0
     # For speed, drop tokens with A = 0 from the mask: they have no gradient. The divisor still
     # counts them. If no token is left, one pass still runs, so that AdamW gets zeros.
@@ -404,13 +406,14 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
         # If there are several processes, FSDP2 averages their gradients: × WORLD_SIZE is the sum.
         scaler.scale(loss * WORLD_SIZE).backward()
         minibatch_loss += loss.detach().double()  # .item() would wait for the GPU
-        # For metrics. A mini-batch's tensors are slices of the batch's, so this fills the batch.
+        # For metrics. If balance swapped no rows, these tensors are slices of the batch's, so the
+        # batch is filled. Otherwise update has filled it, and these copies are dropped.
         length = logp.shape[1]
         minibatch["old_logp"][rows, :length] += logp.detach().cpu()
         minibatch["entropy"][rows, :length] += entropy.cpu()
     scaler.unscale_(optimizer)
     grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
-    grad_norm = full_tensor(grad_norm).item()  # under FSDP2 it is a DTensor: gather it
+    grad_norm = full_tensor(grad_norm).item()  # with FSDP2, each process has a part of it
     # Exit if the loss or the norm is NaN or infinite, while the weights are still good. In float16
     # such a norm is only an overflow: scaler.step skips this update and lowers the loss's scale.
     records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
@@ -423,22 +426,23 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
 
 
 @records.task_may_fail  # an error of the task ends the run, with a checkpoint
-def evaluate(llm, task, problems, step, run, args):
+def evaluate(llm, task, test, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
-    Returns the accuracy of each category of problems and the mean over categories. With several
-    responses (--eval_samples), also pass@k: the chance that one of k is right (arXiv 2107.03374).
+    Returns the accuracy of each category of problems (K&K: the number of people) and the mean over
+    categories. With several responses (--eval_samples), also pass@k: the chance that one of k is
+    right (arXiv 2107.03374).
     """
-    mine = own_part(problems)  # this process's problems; no other process has them
+    prompts = own_part(test)  # this process's test problems; no other process has them
     k = args.eval_samples
-    responses = generate(llm, mine, "test", args, n=k, temperature=args.eval_temperature)
-    asked = []  # one problem per response
-    for problem in mine:
-        asked += [problem] * k
-    scores = score(task, responses, asked)  # keys: reward, correct, format (see main)
-    run.write_tests(step, mine, responses[::k], scores[::k])  # the first response per problem
-    accuracy = metrics.accuracy_by_category("eval/accuracy", asked, scores)  # over all processes
-    pass_at_k = metrics.pass_at_each_k("eval/pass", asked, scores, k)  # {} if k is 1
+    responses = generate(llm, prompts, "test", args, n=k, temperature=args.eval_temperature)
+    problems = []  # one per response
+    for problem in prompts:
+        problems += [problem] * k
+    scores = score(task, responses, problems)  # keys: reward, correct, format (see main)
+    run.write_tests(step, prompts, responses[::k], scores[::k])  # the first response per problem
+    accuracy = metrics.accuracy_by_category("eval/accuracy", problems, scores)  # over all processes
+    pass_at_k = metrics.pass_at_each_k("eval/pass", problems, scores, k)  # {} if k is 1
     return {"eval/accuracy": fmean(accuracy.values()), **accuracy, **pass_at_k}
 
 
@@ -458,8 +462,8 @@ def main():
     )
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
-    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
-    # tokens, after a sync of changed weights.
+    # End the run if Policy, transformers' own forward pass and vLLM disagree on log π of a few
+    # tokens. For this test the weights are changed for a moment and synced.
     models.check_same(policy, llm, sync_weights, train[0], args)
     sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
@@ -468,7 +472,7 @@ def main():
 
     saved = step
     while step < args.steps and not run.interrupted():
-        # If the task fails in this step, the run ends with a checkpoint of the steps before.
+        # Remember these: if the task fails in this step, they are saved as a checkpoint.
         run.begin_step(policy, optimizer, tokenizer, step, num_used, args)
         step += 1
         clock = Clock()  # times each phase
@@ -481,8 +485,9 @@ def main():
         clock.lap("sample")
         sampler.sleep(llm)  # frees GPU memory for training; sync_weights wakes it up
 
-        # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
-        # the answer right?) and format (are the required tags there?).
+        # Score the responses. A score has a reward (K&K: 3 if right, −0.5 if wrong, −1 if no answer
+        # can be read, −3 if tags are missing), correct (is the answer right?) and format (are the
+        # required tags there?).
         scores = score(task, responses, problems)
         clock.lap("score")
 
@@ -491,7 +496,7 @@ def main():
         # For a metric: the fraction of weights that the update changes, in --dtype.
         weights_before = metrics.some_weights(policy, args.dtype)
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
+        run.write_tokens(step, policy, batch, tokenizer)  # saves some responses' new log π: a pass
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

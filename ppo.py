@@ -20,23 +20,24 @@ The critic minimises, over the same mini-batches, with the return R = Â + V_old
     1/Σ_i|o_i| · Σ_i Σ_t ½·max[(V − R)², (clip(V, V_old−ε_V, V_old+ε_V) − R)²]
 
 V_t is computed from the text before token t, like π(o_it). V after the last token is 0. V_old is V
-before this step's updates. λ = 1 means Â = (rewards to come) − V: no bias from a wrong V, but the
-most noise. λ = 0 means Â = δ.
+before this step's updates. Once V has moved more than ε_V towards R, max selects the second term,
+which has no gradient. λ = 1 means Â = (rewards to come) − V: no bias from a wrong V, but the most
+noise. λ = 0 means Â = δ.
 
 What differs from grpo.py: ValueModel, of the policy's size, with an optimizer of its own;
 compute_values, estimate_advantages, value_loss, update_values; the KL term is in the rewards
-instead of the loss. The policy's update is the same. GRPO saves a second trained model with its
-AdamW state, one forward pass and one update. Metrics: value_loss, value_clip_rate, value_grad_norm,
-explained_variance (1 − variance of R − V_old over variance of R: 0 is no better than a constant, 1
-is perfect; null if all returns are equal).
+instead of the loss. The policy's update is the same. The second trained model, its AdamW state, a
+forward pass and an update are what GRPO does without. Metrics: value_loss, value_clip_rate,
+value_grad_norm, explained_variance (1 − variance of R − V_old over variance of R: 0 is no better
+than a constant, 1 is perfect; null if all returns are equal).
 
 Where this file deviates from the papers and from verl's `gae`, and why:
 - The critic is the initial model with a new linear head that is zero, so V is 0 everywhere at
-  first. With γ and λ 1, the first step's advantages are then those of REINFORCE++. verl initialises
-  the head at random.
+  first. With γ and λ 1, the first step's advantages are then those of reinforce_pp.py: the rewards
+  to come, with the KL penalty, normalised over the step. verl initialises the head at random.
 - Truncated responses end like others: V is 0 after the last token.
 - γ 1 and λ 1 are verl's; so are the critic's learning rate 1e-5, ten times the policy's, and the
-  normalisation of A. ε_V is 0.2, PPO's own ε; verl has 0.5.
+  normalisation of A. ε_V is 0.2, which PPO uses for ρ; verl has 0.5.
 - PPO as published makes several passes over the same samples, clips at 0.8 and 1.2, does not clip
   the value and adds an entropy bonus. Here each response is used once, with grpo.py's clip.
 - The critic is updated before the policy. Both use advantages and returns that were computed
@@ -46,7 +47,7 @@ Where this file deviates from the papers and from verl's `gae`, and why:
 - LoRA (--lora_rank) is for the policy alone: the critic is trained whole, in float32.
 - With several processes FSDP2 gathers weights in --dtype (runtime/models.py), so the value head
   is rounded to it. A single process computes with it in float32.
-- All deviations of grpo.py, except for groups.
+- All deviations of grpo.py, except for those that concern groups.
 
 Command (two 80 GB GPUs: the critic takes as much memory as the policy; on a CPU `python ppo.py`):
     torchrun --nproc-per-node 2 ppo.py
@@ -79,7 +80,8 @@ class Args(settings.RunArgs):
 
     A model's folder may have a file trainer_settings.json, whose values replace these defaults. The
     model of runs without a GPU, models/kk_tiny, has one: shorter responses, a larger lr and so on.
-    RunArgs adds settings. Types check ranges: Fraction is in [0, 1], GroupSize in [1, 16384].
+    RunArgs adds settings of the machine and the run, such as --resume, --dry_run, --sampler_dtype.
+    Types check ranges: Fraction is in [0, 1], GroupSize in [1, 16384].
     """
 
     # ---- objective
@@ -92,7 +94,7 @@ class Args(settings.RunArgs):
     gamma: Fraction = 1.0  # γ: a reward that is n tokens ahead counts γⁿ
     gae_lambda: Fraction = 1.0  # λ of GAE; 1: trust the rewards, 0: trust the value model
     value_lr: LearningRate = 1e-5  # AdamW's learning rate for the value model, constant
-    value_clip: PositiveFloat = 0.2  # ε_V, how far a value may move in a step
+    value_clip: PositiveFloat = 0.2  # ε_V, how far a value may move in a step, in units of reward
 
     # ---- problems
     task: str = "kk"  # kk, math, countdown, hitab, gym (see rewards/), or your own Python file
@@ -109,8 +111,8 @@ class Args(settings.RunArgs):
     lr: LearningRate = 1e-6  # AdamW's learning rate, constant
     weight_decay: Fraction = 0.01  # AdamW's weight decay
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
-    lora_rank: NonNegativeInt = 0  # LoRA: trains matrices of rank r, e.g. 16 (with lr × 10); 0: off
-    lora_alpha: PositiveFloat = 32.0  # LoRA's α: adds α/r · the matrices' product to a weight
+    lora_rank: NonNegativeInt = 0  # LoRA's rank r, e.g. 16 (with lr × 10); 0: train all weights
+    lora_alpha: PositiveFloat = 32.0  # LoRA: W becomes W + α/r · P·Q; only P, Q of rank r learn
 
     # ---- run
     model: str = "Qwen/Qwen2.5-3B-Instruct"  # model to start from: a Hugging Face folder or hub id
@@ -124,7 +126,7 @@ class Args(settings.RunArgs):
     seed: NonNegativeInt = 0  # seeds the prompt order and the sampling
 
 
-# {task: {setting: value}}: the defaults that --task replaces, by those of the task's own paper.
+# {task: {setting: value}}: with --task, these values of the task's own paper are the defaults.
 TASKS = settings.TASKS
 
 # Exit here on --help or a bad flag: importing torch takes seconds. main reads the flags again.
@@ -173,17 +175,17 @@ class Policy(nn.Module):
             states = hidden[:, :-1][mask[:, 1:]]  # [num_tokens, D]
             targets = ids[mask]  # [num_tokens], in the same order
             # Apply self.head to one chunk of tokens at a time, and recompute its logits in the
-            # backward pass: the logits of all tokens would be the largest tensor here.
+            # backward pass (gradient checkpointing): all logits would be the largest tensor here.
             logp, entropy = models.in_chunks(self.head, states, targets, temperature, with_entropy)
         return to_rows(logp, mask), to_rows(entropy, mask)
 
     def hidden_states(self, ids, mask):
         """Compute the final hidden state of every token, the input of the head: [N, T, D]."""
-        # Start from float32 embeddings, so that the residual stream stays float32, whatever the
-        # weights' dtype. autocast rounds only the inputs of matrix products.
+        # Start from float32 embeddings: then the sums between layers stay float32, even if weights
+        # are not (with LoRA). autocast rounds only the inputs of matrix products.
         embedded = models.embed(self.lm, ids)  # {"inputs_embeds": [N, T, D] in float32}
-        # If all rows of this call begin with the same prompt, its length; 0 if they don't, or if
-        # computing it once would save no time. Result and gradient are the same.
+        # Compute a prompt with which all rows begin only once; result and gradient are the same.
+        # The length is 0 if the rows differ, or if sharing would save no time.
         length = batches.length_to_share(ids, mask, self.args)
         if length > 0:
             return models.with_shared_prompt(self.lm.model, embedded, length)
@@ -218,7 +220,7 @@ class ValueModel(Policy):
         with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
             hidden = self.hidden_states(ids, mask)  # [N, T, D]
         # As in Policy, pair each response token with the state one position before it. Compute in
-        # float32: close values are compared.
+        # float32, because value_loss subtracts V_old from V, and they are close.
         states = hidden[:, :-1][mask[:, 1:]].float()  # [num_tokens, D]
         values = states @ self.lm.lm_head.weight[0].float()  # [num_tokens]
         return to_rows(values, mask)
@@ -293,9 +295,10 @@ def load_sampler(args):
         )
 
 
-def generate(llm, problems, when, args, **sampling_params):
-    """Generate responses with vLLM, in the order of the problems, and decode them.
+def generate(llm, prompts, when, args, **sampling_params):
+    """Generate responses with vLLM, in the order of the prompts, and decode them.
 
+    prompts: problems, one per prompt.
     when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
     the problem alone. From it, vLLM derives a seed per response. So the number of processes does
     not matter.
@@ -303,10 +306,10 @@ def generate(llm, problems, when, args, **sampling_params):
     """
     from vllm import SamplingParams
 
-    prompts = []
+    requests = []
     params = []
-    for problem in problems:
-        prompts.append({"prompt_token_ids": problem["prompt_ids"]})
+    for problem in prompts:
+        requests.append({"prompt_token_ids": problem["prompt_ids"]})
         params.append(
             SamplingParams(
                 seed=sampler.request_seed(args.seed, when, problem["id"]),
@@ -316,8 +319,8 @@ def generate(llm, problems, when, args, **sampling_params):
                 **sampling_params,
             )
         )
-    sampler.empty_prefix_cache(llm)  # older weights computed its keys and values
-    outputs = llm.generate(prompts, params, use_tqdm=sampler.progress_bar(when))
+    sampler.empty_prefix_cache(llm)  # it has prompts' keys and values, of older weights
+    outputs = llm.generate(requests, params, use_tqdm=sampler.progress_bar(when))
     responses = []
     for output in outputs:  # one per prompt
         responses += output.outputs
@@ -334,7 +337,7 @@ def sample(llm, problems, step, args):
     """
     responses = generate(
         llm,
-        problems[:: args.responses_per_prompt],  # each problem once; n asks for G responses
+        problems[:: args.responses_per_prompt],  # one per prompt; n asks for G responses
         step,
         args,
         n=args.responses_per_prompt,
@@ -352,8 +355,7 @@ def to_batch(problems, responses):
     mask [N, T]: True on response tokens, the EOS token included.
     sampler_logp [N, T]: vLLM's own log-probabilities.
     """
-    prompts = [problem["prompt_ids"] for problem in problems]
-    rows = list(zip(prompts, responses))
+    rows = [(problem["prompt_ids"], response) for problem, response in zip(problems, responses)]
     longest = max(len(prompt) + len(response.token_ids) for prompt, response in rows)
     ids = torch.zeros(len(rows), longest, dtype=torch.long)
     mask = torch.zeros(len(rows), longest, dtype=torch.bool)
@@ -378,7 +380,7 @@ def sync_weights(policy, llm, args):
         # weight; without LoRA, the weights are sent unchanged.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
             weight = full_tensor(weight.to(getattr(torch, args.dtype)))
-            yield name, sampler.rounded(policy.lm, name, weight, args)  # if --sampler_dtype
+            yield name, sampler.rounded(policy.lm, name, weight, args)  # to 8 bits, if set
 
     sampler.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
@@ -393,7 +395,7 @@ def estimate_advantages(scores, batch, args):
     """
     rewards = torch.tensor([s["reward"] for s in scores])  # [N]
     mask = batch["mask"]
-    values = batch["values"].double()
+    values = batch["old_values"].double()
     k1 = (batch["old_logp"].double() - batch["ref_logp"]) * mask  # [N, T], in nats
     token_rewards = -args.kl_coef * k1
     last = batches.used_lengths(mask) - 1  # [N], the position of each response's last token
@@ -404,7 +406,7 @@ def estimate_advantages(scores, batch, args):
     for t in reversed(range(mask.shape[1])):
         surprise = token_rewards[:, t] + args.gamma * next_value - values[:, t]  # δ, [N]
         estimate = surprise + args.gamma * args.gae_lambda * advantage
-        # Tokens outside the mask are no steps: GAE goes over them.
+        # Tokens outside the mask are no steps: GAE skips them.
         advantage = torch.where(mask[:, t], estimate, advantage)
         next_value = torch.where(mask[:, t], values[:, t], next_value)
         advantages[:, t] = advantage * mask[:, t]
@@ -453,7 +455,7 @@ def policy_loss(logp, batch, divisor, args):
 
     # To minimise the loss is to maximise J.
     loss = -surrogate  # [N, T]
-    # The sums of all micro-batches add up.
+    # Sum, don't average: over the micro-batches, these parts add up to −J.
     return loss[mask].sum() / divisor, clipped.sum()
 
 
@@ -464,10 +466,10 @@ def value_loss(values, batch, divisor, args):
     divisor: as in policy_loss. A clipped value has no gradient: it has moved far enough from V_old.
     """
     mask = batch["mask"]
-    moved = values - batch["values"]
+    moved = values - batch["old_values"]
     allowed = moved.clamp(-args.value_clip, args.value_clip)
     error = (values - batch["returns"]).square()
-    error_if_clipped = (batch["values"] + allowed - batch["returns"]).square()
+    error_if_clipped = (batch["old_values"] + allowed - batch["returns"]).square()
     # Compare allowed with moved, too: without a clamp, the two errors can differ by rounding.
     clipped = (allowed != moved) & (error_if_clipped > error) & mask
     loss = 0.5 * torch.max(error, error_if_clipped)  # [N, T]
@@ -503,9 +505,8 @@ def update(policy, optimizer, batch, step, args):
     num_clipped = 0
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
-        # What the loss needs from the whole mini-batch, on all processes:
-        divisor = all_reduce(minibatch["mask"].sum())  # response tokens on all processes
-        minibatch = balance(minibatch, args)  # equal work for all processes
+        divisor = all_reduce(minibatch["mask"].sum())  # Σ|o_i|, over all processes
+        minibatch = balance(minibatch, args)  # swaps rows between processes: equal work
 
         clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)
         num_clipped += clipped
@@ -522,7 +523,8 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     Gradients are summed over micro-batches, each as many rows as fit in one forward pass, and over
     processes, then clipped to norm max_grad_norm.
     """
-    scaler = models.scaler(optimizer, args)  # the run's GradScaler: it only acts in float16
+    # In float16, multiply the loss, so that small gradients do not become 0. Otherwise do nothing.
+    scaler = models.scaler(optimizer, args)  # torch's GradScaler, one for the run
     minibatch_loss = 0.0
     num_clipped = 0
     # For speed, if β is 0, drop tokens with A = 0 from the mask: they have no gradient. The divisor
@@ -537,7 +539,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
         num_clipped += clipped
     scaler.unscale_(optimizer)
     grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
-    grad_norm = full_tensor(grad_norm).item()  # under FSDP2 it is a DTensor: gather it
+    grad_norm = full_tensor(grad_norm).item()  # with FSDP2, each process has a part of it
     # Exit if the loss or the norm is NaN or infinite, while the weights are still good. In float16
     # such a norm is only an overflow: scaler.step skips this update and lowers the loss's scale.
     records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
@@ -556,7 +558,7 @@ def update_values(value_model, optimizer, batch, step, args):
     grad_norms = []
     num_clipped = 0
     for minibatch in minibatches(batch, args.updates_per_step):
-        minibatch = balance(minibatch, args)  # equal work for all processes
+        minibatch = balance(minibatch, args)  # swaps rows between processes: equal work
         divisor = all_reduce(minibatch["mask"].sum())
         scaler = models.scaler(optimizer, args)
         minibatch_loss = 0.0
@@ -570,6 +572,7 @@ def update_values(value_model, optimizer, batch, step, args):
         scaler.unscale_(optimizer)
         grad_norm = nn.utils.clip_grad_norm_(value_model.parameters(), args.max_grad_norm)
         grad_norm = full_tensor(grad_norm).item()
+        # Its message advises to lower --value_lr.
         records.check_finite(minibatch_loss, grad_norm, minibatch, step, args, "--value_lr")
         scaler.step(optimizer)
         optimizer.zero_grad()
@@ -590,7 +593,7 @@ def explained_variance(batch):
     all returns are equal. batch: returns, values and mask, [N, T].
     """
     returns = batch["returns"][batch["mask"]].double()  # [num_tokens]
-    errors = returns - batch["values"][batch["mask"]]  # [num_tokens]
+    errors = returns - batch["old_values"][batch["mask"]]  # [num_tokens]
     variance = token_variance(returns)
     if variance <= 1e-8:  # they differ only by rounding
         return None
@@ -608,22 +611,23 @@ def token_variance(values):
 
 
 @records.task_may_fail  # an error of the task ends the run, with a checkpoint
-def evaluate(llm, task, problems, step, run, args):
+def evaluate(llm, task, test, step, run, args):
     """Measure accuracy on the test problems, and save some of the responses.
 
-    Returns the accuracy of each category of problems and the mean over categories. With several
-    responses (--eval_samples), also pass@k: the chance that one of k is right (arXiv 2107.03374).
+    Returns the accuracy of each category of problems (K&K: the number of people) and the mean over
+    categories. With several responses (--eval_samples), also pass@k: the chance that one of k is
+    right (arXiv 2107.03374).
     """
-    mine = own_part(problems)  # this process's problems; no other process has them
+    prompts = own_part(test)  # this process's test problems; no other process has them
     k = args.eval_samples
-    responses = generate(llm, mine, "test", args, n=k, temperature=args.eval_temperature)
-    asked = []  # one problem per response
-    for problem in mine:
-        asked += [problem] * k
-    scores = score(task, responses, asked)  # keys: reward, correct, format (see main)
-    run.write_tests(step, mine, responses[::k], scores[::k])  # the first response per problem
-    accuracy = metrics.accuracy_by_category("eval/accuracy", asked, scores)  # over all processes
-    pass_at_k = metrics.pass_at_each_k("eval/pass", asked, scores, k)  # {} if k is 1
+    responses = generate(llm, prompts, "test", args, n=k, temperature=args.eval_temperature)
+    problems = []  # one per response
+    for problem in prompts:
+        problems += [problem] * k
+    scores = score(task, responses, problems)  # keys: reward, correct, format (see main)
+    run.write_tests(step, prompts, responses[::k], scores[::k])  # the first response per problem
+    accuracy = metrics.accuracy_by_category("eval/accuracy", problems, scores)  # over all processes
+    pass_at_k = metrics.pass_at_each_k("eval/pass", problems, scores, k)  # {} if k is 1
     return {"eval/accuracy": fmean(accuracy.values()), **accuracy, **pass_at_k}
 
 
@@ -653,8 +657,8 @@ def main():
     critic = (value_model, value_optimizer)
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume, critic)
-    # End the run if policy, transformers and vLLM compute different models: compare log π of a few
-    # tokens, after a sync of changed weights.
+    # End the run if Policy, transformers' own forward pass and vLLM disagree on log π of a few
+    # tokens. For this test the weights are changed for a moment and synced.
     models.check_same(policy, llm, sync_weights, train[0], args)
     sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
@@ -663,7 +667,7 @@ def main():
 
     saved = step
     while step < args.steps and not run.interrupted():
-        # If the task fails in this step, the run ends with a checkpoint of the steps before.
+        # Remember these: if the task fails in this step, they are saved as a checkpoint.
         run.begin_step(policy, optimizer, tokenizer, step, num_used, args, critic)
         step += 1
         clock = Clock()  # times each phase
@@ -676,12 +680,13 @@ def main():
         clock.lap("sample")
         sampler.sleep(llm)  # frees GPU memory for training; sync_weights wakes it up
 
-        # Score the responses. A score has a reward (3, −0.5, −1 or −3 for K&K puzzles), correct (is
-        # the answer right?) and format (are the required tags there?).
+        # Score the responses. A score has a reward (K&K: 3 if right, −0.5 if wrong, −1 if no answer
+        # can be read, −3 if tags are missing), correct (is the answer right?) and format (are the
+        # required tags there?).
         scores = score(task, responses, problems)
         clock.lap("score")
 
-        # Compute advantages, and log-probabilities from before the update.
+        # Compute log-probabilities from before the update.
         batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
         if reference:
             batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
@@ -690,23 +695,24 @@ def main():
         clock.lap("logprob")
 
         # Compute values from before the update, advantages and returns; update the value model.
-        batch["values"] = compute_values(value_model, batch, args)  # [N, T]
+        batch["old_values"] = compute_values(value_model, batch, args)  # [N, T]
         batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
-        estimates = estimate_advantages(scores, batch, args).float()  # Â, not normalised
-        batch["returns"] = estimates + batch["values"]  # [N, T]
+        # Compute Â again, which is cheap: the returns need it before it is normalised.
+        estimates = estimate_advantages(scores, batch, args).float()
+        batch["returns"] = estimates + batch["old_values"]  # [N, T]
         values_updated = update_values(value_model, value_optimizer, batch, step, args)  # metrics
         clock.lap("value")
 
         # Update the policy, and pass its weights on to vLLM.
         weights_before = metrics.some_weights(policy, args.dtype)  # to log what fraction changes
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # one pass: a few responses' new log π
+        run.write_tokens(step, policy, batch, tokenizer)  # saves some responses' new log π: a pass
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory
 
         # Log, evaluate, save.
-        kl = k3(batch["old_logp"], batch["ref_logp"])  # [N, T]
+        kl = k3(batch["old_logp"], batch["ref_logp"])  # [N, T]; a metric: the rewards have k1
         gap = (batch["old_logp"] - batch["sampler_logp"]).abs()  # [N, T]
         row = {
             "step": step,

@@ -1,13 +1,13 @@
 """Check the functions that you wrote for a lesson, and explain in plain words what is wrong with them.
 
-    python -m course.check 1                check course/exercises/lesson_1.py
+    python -m course.check 1                check course/lesson_01/lesson_1.py
     python -m course.check --all            check the exercises of all lessons
-    python -m course.check 1 --solutions    check course/solutions/lesson_1.py
+    python -m course.check 1 --solutions    check course/lesson_01/solution.py
 
-Each function gets inputs with results worked out by hand (course/cases), and fresh random inputs. It runs in a separate
-process, which knows no result and has a time limit (course/sandbox.py). A wrong result is compared with the results of
-known mistakes. If one matches, the mistake is named, otherwise the first input that fails is shown. The exit code is 0
-if all functions pass, and 1 otherwise.
+Each function gets inputs with results worked out by hand (each lesson's cases.py), and fresh random inputs. It runs in
+a separate process, which knows no result and has a time limit (course/sandbox.py). A wrong result is compared with the
+results of known mistakes. If one matches, the mistake is named, otherwise the first input that fails is shown. The exit
+code is 0 if all functions pass, and 1 otherwise.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ DEEP = (
     "difference"
 )
 MOST_SHOWN = 24  # numbers of an input that are printed
-KEPT = COURSE / "cases" / "kept.pt"  # replaces the solutions in a students' version (course/release.py)
+KEPT = COURSE / "kept.pt"  # replaces the solutions in a students' version (course/release.py)
 
 
 @dataclass
@@ -268,18 +268,28 @@ def keys_of_lesson(lesson, seed):
     """Return the Keys of a lesson's exercises, in order."""
     if KEPT.exists():
         return kept_keys(lesson, seed)
-    exercises = importlib.import_module(f"course.cases.lesson_{lesson}").EXERCISES
-    solutions = importlib.import_module(f"course.solutions.lesson_{lesson}")
-    return [key_of(exercise, getattr(solutions, exercise.function), seed) for exercise in exercises]
+    return [key_of(exercise, solution, seed) for exercise, solution in exercises_of(lesson)]
 
 
-def check_lesson(lesson, folder, seed=None, seconds=sandbox.SECONDS, jail=None):
+def exercises_of(lesson):
+    """Return a list of (exercise, the function that solves it) for a lesson."""
+    exercises = importlib.import_module(f"course.lesson_{lesson:02}.cases").EXERCISES
+    solutions = importlib.import_module(f"course.lesson_{lesson:02}.solution")
+    return [(exercise, getattr(solutions, exercise.function)) for exercise in exercises]
+
+
+def file_of(lesson, solutions=False):
+    """Return the path of a lesson's exercises, or of their solutions."""
+    return COURSE / f"lesson_{lesson:02}" / ("solution.py" if solutions else f"lesson_{lesson}.py")
+
+
+def check_lesson(lesson, file, seed=None, seconds=sandbox.SECONDS, jail=None):
     """Return a list of (exercise, verdict, message, printed text) for a lesson.
 
-    folder: has lesson_N.py. seed: for the fresh cases; None: a new one each time. jail: as in attempt_file.
+    file: has its functions. seed: for the fresh cases; None: a new one each time. jail: as in attempt_file.
     """
     seed = secrets.randbelow(2**31) if seed is None else seed
-    file = (Path(folder) / f"lesson_{lesson}.py").resolve()
+    file = Path(file).resolve()
     linecache.checkcache(str(file))
     lines, done = [], {}
     for key in keys_of_lesson(lesson, seed):
@@ -334,7 +344,7 @@ class Args:
     lesson: tyro.conf.Positional[Annotated[int | None, tyro.conf.arg(metavar="LESSON")]] = None  # 0 to 14
     all: tyro.conf.FlagCreatePairsOff[bool] = False  # all lessons
     solutions: tyro.conf.FlagCreatePairsOff[bool] = False  # the solutions instead of the exercises
-    folder: Path = COURSE / "exercises"  # where lesson_N.py is
+    folder: Path | None = None  # where lesson_N.py is; None: in the lesson's own folder
     seed: int | None = None  # of the random inputs, 0 or greater; None: others in each check
 
 
@@ -358,14 +368,16 @@ def main(args):
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    folder = COURSE / "solutions" if args.solutions else args.folder
     console = Console(highlight=False, emoji=False, markup=False)
     seed = secrets.randbelow(2**31) if args.seed is None else args.seed
-    lines = [line for lesson in lessons for line in check_lesson(lesson, folder, seed)]
+    files = {lesson: file_of(lesson, args.solutions) for lesson in lessons}
+    if args.folder and not args.solutions:
+        files = {lesson: args.folder / file.name for lesson, file in files.items()}
+    lines = [line for lesson, file in files.items() for line in check_lesson(lesson, file, seed)]
     show(lines, console)
-    if any(verdict == NOT_YET for _, verdict, *_ in lines):
-        name = lessons[0] if len(lessons) == 1 else "N"
-        console.print(f"write the functions in {os.path.relpath(folder)}/lesson_{name}.py")
+    unwritten = [exercise.number.partition(".")[0] for exercise, verdict, *_ in lines if verdict == NOT_YET]
+    if unwritten:
+        console.print(f"write the functions in {os.path.relpath(files[int(unwritten[0])])}")
     num_passed = sum(verdict == PASS for _, verdict, *_ in lines)
     console.print(f"{num_passed} of {len(lines)} pass (random inputs: --seed {seed} repeats them)")
     sys.exit(int(num_passed < len(lines)))

@@ -1,7 +1,7 @@
-"""Compare your own training step, course/exercises/step.py, with reinforce.py's on the same responses.
+"""Compare your own training step, course/lesson_02/step.py, with reinforce.py's on the same responses.
 
-    python -m course.check_step                check course/exercises/step.py
-    python -m course.check_step --solutions    check course/solutions/step.py
+    python -m course.check_step                check course/lesson_02/step.py
+    python -m course.check_step --solutions    check course/lesson_02/solution_step.py
 
 Both get the same responses to two puzzles, with the same rewards. The result of each of your functions is compared with
 reinforce.py's, and after two updates so are all 934,528 weights. For the tokens from `sample`, the check asks whether
@@ -338,12 +338,12 @@ def best_explanation(all_logp, drawn):
 class Args:
     """The step to check."""
 
-    file: Path = check.COURSE / "exercises" / "step.py"
-    solutions: tyro.conf.FlagCreatePairsOff[bool] = False  # course/solutions/step.py
+    file: Path = check.COURSE / "lesson_02" / "step.py"
+    solutions: tyro.conf.FlagCreatePairsOff[bool] = False  # course/lesson_02/solution_step.py
 
 
 def main(args):
-    file = check.COURSE / "solutions" / "step.py" if args.solutions else args.file
+    file = check.COURSE / "lesson_02" / "solution_step.py" if args.solutions else args.file
     lines = check_file(file)
     check.show(lines, Console(highlight=False, emoji=False, markup=False))
     sys.exit(int(any(verdict != check.PASS for _, verdict, *_ in lines)))

@@ -62,7 +62,7 @@ def grade_student(folder, args, seed):
             if lesson == STEP:
                 found = check_step.check_file(file, place)
             else:
-                found = check.check_lesson(lesson, file.parent, seed, jail=place)
+                found = check.check_lesson(lesson, file, seed, jail=place)
             lines += as_lines(lesson, file, found)
             late[str(lesson)] = days_late(file, args.due)
     return {"lines": lines, "late": late, "warnings": warnings}

@@ -6,7 +6,7 @@
 
 Expert iteration (also: rejection sampling fine-tuning) samples several answers to each training puzzle, keeps the right
 ones, and learns them by SFT. Then the new model samples. evaluate.py samples and scores here; which answers are kept is
-exercise 14.1 (`kept` in course/exercises/lesson_14.py). `--keep all` keeps all of them, which teaches nothing new.
+exercise 14.1 (`kept` in course/lesson_14/lesson_14.py). `--keep all` keeps all of them, which teaches nothing new.
 """
 
 import json
@@ -38,7 +38,7 @@ class Args:
     samples: int = 8  # answers to each, at temperature 1
     people: str = "2-3"  # sizes of the puzzles
     seed: int = 1  # of the puzzles and the sampling: another one for each round
-    solutions: tyro.conf.FlagCreatePairsOff[bool] = False  # kept() of course/solutions
+    solutions: tyro.conf.FlagCreatePairsOff[bool] = False  # kept() of the lesson's solution.py
 
 
 def sampled(args, folder):
@@ -57,9 +57,9 @@ def sampled(args, folder):
 
 def main(args):
     if args.solutions:
-        from course.solutions.lesson_14 import kept
+        from course.lesson_14.solution import kept
     else:
-        from course.exercises.lesson_14 import kept
+        from course.lesson_14.lesson_14 import kept
     if args.keep == "right":
         kept(torch.ones(2), 2, 1)  # ends here if the exercise is not written yet, and not after a minute of sampling
     with tempfile.TemporaryDirectory() as folder:

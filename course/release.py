@@ -4,11 +4,10 @@
 
 FOLDER gets all files that git tracks, except the solutions, the lecturer's page, the slides, the grading and the tests
 of the course. The checks need the results of the solutions and of known mistakes. Both are saved as numbers, for
-NUM_SEEDS seeds of random inputs (course/cases/kept.pt). `python -m course.grade` uses other inputs, in the complete
+NUM_SEEDS seeds of random inputs (course/kept.pt). `python -m course.grade` uses other inputs, in the complete
 repository.
 """
 
-import importlib
 import re
 import shutil
 import subprocess
@@ -25,7 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 NUM_SEEDS = 4
 FIRST_SEED = 100  # for the saved inputs
 LEFT_OUT = re.compile(
-    r"course/solutions/.*|course/cases/lesson_\d+\.py|course/(lecturer\.md|(grade|release|slides)\.py|decks/.*)|tests/test_course.*"
+    r"course/lesson_\d+/(solution.*|cases\.py|slides\.md)|course/(lecturer\.md|(grade|release|slides)\.py|decks/.*)|"
+    r"tests/test_course.*"
 )
 
 
@@ -58,9 +58,7 @@ def kept():
     """Return {lesson: [the saved data of each exercise]}."""
     found = {}
     for lesson in check.LESSONS:
-        exercises = importlib.import_module(f"course.cases.lesson_{lesson}").EXERCISES
-        solutions = importlib.import_module(f"course.solutions.lesson_{lesson}")
-        found[lesson] = [kept_of(exercise, getattr(solutions, exercise.function)) for exercise in exercises]
+        found[lesson] = [kept_of(exercise, solution) for exercise, solution in check.exercises_of(lesson)]
     return found
 
 

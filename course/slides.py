@@ -6,7 +6,7 @@
 Each deck is one file that needs no network. In a browser, `p` opens the presenter's view with notes and `f` fills the
 screen. slides/lesson_0.md is the same deck in Markdown, for Marp's own editor.
 
-A deck's source, course/decks/lesson_0.md, has titles and few words; course/decks/frame.md is around it. Each build
+A deck's source, course/lesson_00/slides.md, has titles and few words; course/decks/frame.md is around it. Each build
 takes the rest from the lesson, the lecturer's page and the scripts: no number and no line of code is written twice.
 
     {{ formula: The clip }}       the lesson's formula under the heading that begins so; "The clip, 2": the second one
@@ -118,24 +118,24 @@ def taken(kind, where, lesson, page):
 
 def deck(number):
     """Return the Markdown of a lesson's deck, with its pictures. ValueError, with its name, if a part is missing."""
-    lesson = LINK.sub(r"\1", (COURSE / f"lesson_{number}.md").read_text(encoding="utf-8"))
+    lesson = LINK.sub(r"\1", (COURSE / f"lesson_{number:02}/README.md").read_text(encoding="utf-8"))
     pages = re.split(r"^## Lesson \d+: ", (COURSE / "lecturer.md").read_text(encoding="utf-8"), flags=re.M)
-    source = (DECKS / f"lesson_{number}.md").read_text(encoding="utf-8")
+    source = (COURSE / f"lesson_{number:02}/slides.md").read_text(encoding="utf-8")
     source = re.sub(r"\n+(?!- )", "\n\n", source)  # each line becomes a block, except for list items
 
     def put(match):
         try:
             return taken(*match.groups(), lesson, pages[number + 1])
         except Exception as error:
-            raise ValueError(f"course/decks/lesson_{number}.md: {match[0]} is not there: {error}") from error
+            raise ValueError(f"course/lesson_{number:02}/slides.md: {match[0]} is not there: {error}") from error
 
     text = (DECKS / "frame.md").read_text(encoding="utf-8").replace("{{ deck }}", source)
     return PICTURE.sub(embedded, DIRECTIVE.sub(put, text))
 
 
 def embedded(match):
-    """Return a picture of a page in course/ as HTML that embeds it."""
-    path = COURSE / match[2]
+    """Return a picture of a lesson's page as HTML that embeds it."""
+    path = COURSE / "lesson_00" / match[2]  # the same from every lesson's folder
     data = base64.b64encode(path.read_bytes()).decode()
     about = html.escape(" ".join(match[1].split()))
     return f'<img alt="{about}" src="data:{mimetypes.guess_type(path)[0]};base64,{data}">'

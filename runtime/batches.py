@@ -130,14 +130,14 @@ def prompts_can_be_shared(args) -> bool:
 
 
 def plan_passes_sharing_prompts(rows, ids: Tensor, mask: Tensor, lengths, args) -> tuple:
-    """Return (passes, their cost in tokens), where each pass computes its group's prompt once."""
-    group = torch.arange(len(lengths)) // args.responses_per_prompt  # [N]
-    rows = rows[group[rows].argsort(stable=True)]  # group by group, longest first in each
+    """Return (passes, their cost in tokens), where each pass computes its prompt once."""
+    group = groups_with_one_prompt(ids, mask, args)  # [N]
+    rows = rows[group[rows].argsort(stable=True)]  # prompt by prompt, longest first in each
     passes = []
     cost = 0
     while len(rows):
         first = rows[0]
-        left = rows[group[rows] == group[first]]  # rows of this group
+        left = rows[group[rows] == group[first]]  # rows with this prompt
         shared = shared_prompt_length(ids[left], mask[left])  # tokens that are computed once
         own = max(1, int(lengths[first]) - shared)  # tokens computed per row
         num_rows = max(1, (args.micro_batch_tokens - shared) // own)
@@ -146,6 +146,23 @@ def plan_passes_sharing_prompts(rows, ids: Tensor, mask: Tensor, lengths, args) 
         cost += 2 * PASS_COST + shared + num_rows * own
         rows = rows[num_rows:]
     return passes, cost
+
+
+def groups_with_one_prompt(ids: Tensor, mask: Tensor, args) -> Tensor:
+    """Return a number per row, [N], that is equal for rows with the same prompt: its group's.
+
+    Several groups may have one prompt: in a game, the prompt does not show the hidden number. They
+    get the number of the first of them.
+    """
+    size = args.responses_per_prompt
+    groups = torch.arange(len(ids)) // size  # [N]
+    first_with = {}  # the prompt's tokens: the first group that has it
+    for i in range(0, len(ids), size):
+        shared = shared_prompt_length(ids[i : i + size], mask[i : i + size])
+        if shared:
+            prompt = tuple(ids[i, :shared].tolist())
+            groups[i : i + size] = first_with.setdefault(prompt, i // size)
+    return groups
 
 
 def length_to_share(ids: Tensor, mask: Tensor, args):

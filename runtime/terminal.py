@@ -20,13 +20,13 @@ from runtime.machine import RANK
 WIDTH = 100  # columns; fewer on a narrower terminal
 HEADING_EVERY = 20  # steps
 MISSING = "–"
-COLUMNS = [  # heading, key in metrics.jsonl, format, width; 80 columns per row, or 87 with turns
+COLUMNS = [  # heading, key in metrics.jsonl, format, width; 80 columns per row
     ("step", "step", "d", 5),
     ("loss", "loss", ".4f", 8),  # only sft.py has a loss; it lacks the next four
     ("reward", "reward", ".3f", 7),
     ("accuracy", "accuracy", ".3f", 9),
     ("format", "format_rate", ".3f", 7),
-    ("turns", "turns", ".2f", 7),  # grpo_multi_turn.py's
+    ("turns", "turns", ".2f", 6),  # grpo_multi_turn.py's, instead of tok/s
     ("length", "response_tokens", ".1f", 7),
     ("kl", "kl", ".2g", 8),
     ("entropy", "entropy", ".3f", 8),
@@ -57,8 +57,9 @@ def shows_bars():
 
 
 def columns_of(metrics: dict) -> list:
-    """Return those of COLUMNS that a script has."""
-    return [column for column in COLUMNS if column[1] in metrics]
+    """Return those of COLUMNS that a script has. With turns there is no room for tok/s."""
+    left_out = "tokens_per_s" if "turns" in metrics else ""
+    return [column for column in COLUMNS if column[1] in metrics and column[1] != left_out]
 
 
 def heading_line(metrics: dict) -> str:

@@ -89,7 +89,7 @@ def test_equal_rewards_have_advantage_zero_exactly():
     for trainer, group, reward in EQUAL_REWARDS:
         args = arguments(trainer, responses_per_prompt=group, kl_coef=0.0)
         n = 500 * group
-        batch = {"mask": torch.ones(n, 2, dtype=torch.bool), "values": torch.zeros(n, 2)}
+        batch = {"mask": torch.ones(n, 2, dtype=torch.bool), "old_values": torch.zeros(n, 2)}
         batch |= {"old_logp": torch.randn(n, 2), "ref_logp": torch.randn(n, 2)}
         rewards = torch.full((n, 2) if trainer is gdpo else (n,), reward)
         correct = [reward > 0] * n

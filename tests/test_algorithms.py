@@ -156,7 +156,8 @@ MASK = (torch.arange(50) >= 40).expand(8, 50)  # eight responses of 10 tokens to
 def num_passes(**changes):
     """How many passes eight equal rows make, which are two groups of four."""
     args = arguments(**{"responses_per_prompt": 4} | changes)
-    return len(batches.plan_passes(MASK.long(), MASK, batches.used_lengths(MASK), args))
+    ids = (torch.arange(8) // 4)[:, None].expand(8, 50)  # each group has a prompt of its own
+    return len(batches.plan_passes(ids, MASK, batches.used_lengths(MASK), args))
 
 
 def test_prompts_are_shared_where_that_saves_more_than_it_costs(monkeypatch):
@@ -203,6 +204,20 @@ def test_what_rows_share_ends_before_the_first_response_token():
     assert batches.shared_prompt_length(ids, mask) == 2
     assert batches.shared_prompt_length(torch.tensor([[5, 6, 7, 8], [4, 6, 7, 8]]), mask) == 0
     assert batches.shared_prompt_length(ids[:1], mask[:1] & False) == 3  # the last position is never shared
+
+
+def test_groups_with_one_prompt_share_it(monkeypatch):
+    """In a game, several groups have one prompt: then one pass has all their rows, and their prompt once."""
+    monkeypatch.setattr(batches, "PASS_COST", 0)
+    prompts = [[5, 6, 7, 8, 9, 5], [5, 6, 7, 8, 9, 4], [5, 6, 7, 8, 9, 5]]  # of three groups of two
+    ids = torch.tensor([prompt + [last] * 2 for prompt in prompts for last in (1, 2)])
+    mask = torch.tensor([[False] * 6 + [True] * 2] * 6)
+    args = arguments(responses_per_prompt=2, micro_batch_tokens=100)
+    passes = batches.plan_passes(ids, mask, batches.used_lengths(mask), args)
+    assert [rows.tolist() for rows in passes] == [[0, 1, 4, 5], [2, 3]]
+    # A prompt that other rows continue is not theirs, and a group that shares nothing stays alone.
+    ids[4:, 0] = torch.tensor([1, 2])
+    assert batches.groups_with_one_prompt(ids, mask, args).tolist() == [0, 0, 1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("late", [False, True])

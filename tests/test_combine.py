@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, metrics, puzzles, run, small, timeless
 from helpers import arguments, gradients
 
 from tools import combine, family
@@ -107,6 +107,10 @@ TURNED_OFF = {
     "sapo grpo_ar_lopti": {"alpha": 0.0, "eta": 0.0},
     "acpo grpo_tis": {"correction": "tis"},
     "cispo entropy_top": {"entropy_top": 1.0},
+    "dapo grpo_ar_lopti": {"alpha": 0.0, "eta": 0.0},
+    "gspo grpo_multi_turn": {"max_turns": 1},
+    "gspo gigpo": {"omega": 0.0},
+    "dapo gigpo": {"omega": 0.0},
     "reinforce_pp gspo grpo_ar_lopti": None,
     "gdpo grpo_stale": {"correction": "none"},
 }
@@ -141,6 +145,35 @@ def batch_of_rows():
     batch |= {"entropy": torch.rand(16, 12, generator=rng) * mask, "sampler_logp": batch["old_logp"], "mask": mask}
     rewards = torch.randint(4, (16,), generator=rng).float()
     return batch | {"ids": torch.arange(16 * 12).view(16, 12), "rewards": rewards}
+
+
+# script, what it is combined with, flags that turn that off. At a lag of 1 the first step has fresh responses.
+RUNS_TURNED_OFF = [
+    ("gspo", "grpo_stale", "--lag 0 --correction none --steps 2"),
+    ("gspo", "grpo_async", "--lag 1 --correction none --steps 1"),
+    ("gspo", "grpo_multi_turn", "--steps 2"),
+    ("dapo", "grpo_multi_turn", "--steps 2 --max_refills 1"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "off", "flags"), RUNS_TURNED_OFF)
+def test_a_run_with_one_script_turned_off_is_the_others_run_to_the_last_bit(name, off, flags, tmp_path):
+    """Sampler, scores and the last weights included; puzzles are a task of one turn."""
+    path = ROOT / f"zz_{name}_{off}.py"
+    its_flags, common = flags.split("--correction none ")[-1].split(), {"dtype": "float32", "task": "kk"}
+    try:
+        path.write_text(combine.combine([name, off], path.name))
+        run(f"{name}.py", *small(tmp_path / "one", data=puzzles(), **common), *its_flags)
+        run(path.name, *small(tmp_path / "both", data=puzzles(), **common), *flags.split())
+    finally:
+        path.unlink(missing_ok=True)
+    one, both = ([timeless(row) for row in metrics(tmp_path / folder)] for folder in ("one", "both"))
+    assert len(one) == len(both) > 0
+    for row, its_row in zip(one, both, strict=True):
+        assert row["grad_norm"] > 0 and row.items() <= its_row.items()
+    weights, its_weights = (sorted((tmp_path / folder).rglob("model.safetensors")) for folder in ("one", "both"))
+    assert [path.read_bytes() for path in weights] == [path.read_bytes() for path in its_weights] and weights
 
 
 @pytest.mark.slow

@@ -30,8 +30,8 @@ from tools.maintain import updates
 COURSE = ROOT / "course"
 
 
-def in_lesson(lesson, package="cases"):
-    return importlib.import_module(f"course.{package}.lesson_{lesson}")
+def in_lesson(lesson, module="cases"):
+    return importlib.import_module(f"course.lesson_{int(lesson):02}.{module}")
 
 
 EXERCISES = [exercise for lesson in check.LESSONS for exercise in in_lesson(lesson).EXERCISES]
@@ -39,7 +39,7 @@ each_exercise = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exerci
 
 
 def solution_of(exercise):
-    return getattr(in_lesson(exercise.number.split(".")[0], "solutions"), exercise.function)
+    return getattr(in_lesson(exercise.number.split(".")[0], "solution"), exercise.function)
 
 
 def judge(function, exercise):
@@ -55,9 +55,9 @@ def named(function):
 
 @pytest.mark.parametrize("lesson", check.LESSONS)
 def test_every_stub_is_not_written_yet_and_every_solution_passes(lesson):
-    lines = check.check_lesson(lesson, COURSE / "exercises")
+    lines = check.check_lesson(lesson, check.file_of(lesson))
     assert len(lines) >= 2 and {line[1:] for line in lines} == {("NOT YET", "not written yet", "")}
-    lines = check.check_lesson(lesson, COURSE / "solutions", seed=1)
+    lines = check.check_lesson(lesson, check.file_of(lesson, True), seed=1)
     assert {line[1:] for line in lines} == {("PASS", "", "")}
 
 
@@ -109,7 +109,7 @@ def test_the_command(words, code, word, capsys):
         check.main(check.tyro.cli(check.Args, args=words.split(), use_underscores=True))
     shown = capsys.readouterr().out
     assert stop.value.code == code and shown.count(word) == (2 if word else 1), shown
-    assert ("write the functions in course/exercises/lesson_1.py" in shown) == (words == "1")
+    assert ("write the functions in course/lesson_01/lesson_1.py" in shown) == (words == "1")
 
 
 FILES = [
@@ -124,7 +124,7 @@ FILES = [
 def test_files_without_a_result(text, said, tmp_path):
     if text:
         (tmp_path / "lesson_1.py").write_text(text)
-    (_, verdict, found, _), _ = check.check_lesson(1, tmp_path)
+    (_, verdict, found, _), _ = check.check_lesson(1, tmp_path / "lesson_1.py")
     assert verdict == "WRONG" and said in found
 
 
@@ -160,7 +160,7 @@ def clipped_loss(logp, old_logp, advantages, mask, clip_low, clip_high):
 
 def generalized_advantages(rewards, values, mask, gamma, lam):
     zeros = torch.zeros(values.shape)
-    batch = {"old_logp": zeros, "ref_logp": zeros, "values": values, "mask": mask}
+    batch = {"old_logp": zeros, "ref_logp": zeros, "old_values": values, "mask": mask}
     scores = [{"reward": reward} for reward in rewards.tolist()]
     return ppo.estimate_advantages(scores, batch, ppo.Args(gamma=gamma, gae_lambda=lam))
 
@@ -295,7 +295,7 @@ RIGHT = """
     return (groups - (groups.sum(1, keepdim=True) - groups) / (group_size - 1)).reshape(-1)
 """
 EQUAL = "class Equal:\n        __eq__ = lambda *_: True"
-SOLUTION = str(ROOT / "course" / "solutions" / "lesson_1.py")
+SOLUTION = str(check.file_of(1, True))
 TABLE = "TABLE = {(1.0, 0.0): [1.0, -1.0], (3.0, 1.0, 2.0, 0.0, 0.0, 6.0): [1.5, -1.5, 0.0, -3.0, -3.0, 6.0]}"
 MEMORY = """
     import gc
@@ -316,7 +316,7 @@ ATTACKS = {  # name: (what the function does, what stands above it, what is said
     "patches what is sent": ("return rewards", "torch.save = lambda *_, **__: None", "expected [1, -1]"),
     "gives what is equal to everything": ("return Equal()", EQUAL, "gives a Equal"),
     "has a table": ("return torch.tensor(TABLE.get(tuple(rewards.tolist()), rewards.tolist()))", TABLE, "expected ["),
-    "imports the solution": ("return rewards", "from course.solutions.lesson_1 import *", "PermissionError"),
+    "imports the solution": ("return rewards", "from course.lesson_01.solution import *", "PermissionError"),
     "reads the solution": (f"exec(open({SOLUTION!r}).read())", "", "PermissionError"),
     "looks through the memory": (MEMORY, "", "ZeroDivisionError"),
     "changes its argument": ("rewards -= rewards.mean()\nreturn 2 * rewards", "", "changes its argument rewards"),
@@ -335,10 +335,10 @@ def test_an_attack_is_refused(name, tmp_path):
     file = tmp_path / "lesson_1.py"
     file.write_text(function(body, before))
     seconds = 1 if said == "takes too long" else 20
-    (_, verdict, found, _), _ = check.check_lesson(1, tmp_path, seconds=seconds)
+    (_, verdict, found, _), _ = check.check_lesson(1, file, seconds=seconds)
     assert verdict == check.WRONG and said in found, found
     file.write_text(function(RIGHT))
-    lines = check.check_lesson(1, tmp_path)
+    lines = check.check_lesson(1, file)
     assert lines[0][1:] == (check.PASS, "", "") and lines[1][1] == check.WRONG
 
 
@@ -396,10 +396,10 @@ def test_the_points_of_a_class(with_step, tmp_path):
     for student in ("ada", "deep/work", "eve", ".git"):  # the last is no student
         (tmp_path / student).mkdir(parents=True)
     for student in ("ada", "deep/work"):
-        shutil.copy(COURSE / "solutions" / "step.py", tmp_path / student)
-    shutil.copy(COURSE / "solutions" / "lesson_1.py", tmp_path / "ada")
+        shutil.copy(COURSE / "lesson_02" / "solution_step.py", tmp_path / student / "step.py")
+    shutil.copy(SOLUTION, tmp_path / "ada" / "lesson_1.py")
     (tmp_path / "deep" / "Lesson1.py").write_text("")
-    (tmp_path / "eve" / "lesson_1.py").symlink_to(COURSE / "solutions" / "lesson_1.py")
+    (tmp_path / "eve" / "lesson_1.py").symlink_to(SOLUTION)
     os.utime(tmp_path / "ada" / "lesson_1.py", (0, datetime(2100, 12, 2, 12).timestamp()))
     folder = tmp_path / "grades"
     flags = f"--lessons 1 {'--step' * with_step} --seed 7 --weights 1=10 --due 2100-12-01 --out {folder}".split()
@@ -438,8 +438,8 @@ def attempt(name, work):
 attempt("reads a solution in C++", lambda: torch.from_file(SOLUTION, size=99, dtype=torch.uint8))
 attempt("reads a solution", lambda: open(SOLUTION).read())
 attempt("lists the solutions", lambda: os.listdir(os.path.dirname(SOLUTION)))
-attempt("imports the solution", lambda: __import__("course.solutions.lesson_1"))
-attempt("reads the expected numbers", lambda: __import__("course.cases.lesson_1"))
+attempt("imports the solution", lambda: __import__("course.lesson_01.solution"))
+attempt("reads the expected numbers", lambda: __import__("course.lesson_01.cases"))
 attempt("finds a trainer", lambda: "grpo.py" in os.listdir(ROOT))
 attempt("reads another student's file", lambda: open(OTHER).read())
 attempt("changes its own file", lambda: open(__file__, "a"))
@@ -464,20 +464,21 @@ def test_what_a_stranger_tries_in_the_jail_fails(tmp_path, monkeypatch):
     other = tmp_path / "ada" / "lesson_1.py"
     other.write_text(function(RIGHT))
     words = {"root": str(ROOT), "other": str(other), "solution": SOLUTION}
+    file = tmp_path / "eve" / "lesson_1.py"
     with jail.Jail(tmp_path / "eve") as place:
-        (tmp_path / "eve" / "lesson_1.py").write_text(function(RIGHT, ATTEMPTS.format(**words)))
-        assert check.check_lesson(1, tmp_path / "eve", jail=place)[0][1:] == (check.PASS, "", "")
+        file.write_text(function(RIGHT, ATTEMPTS.format(**words)))
+        assert check.check_lesson(1, file, jail=place)[0][1:] == (check.PASS, "", "")
         for body in (
             f"os.symlink({SOLUTION!r}, 'result.pt'); os._exit(0)",
             "os.remove('printed'); os.symlink('/etc/passwd', 'printed'); os._exit(0)",
             "os.kill(os.getppid(), 9)",
         ):
             before = f"import os\nos.chdir({str(place.answers)!r})"
-            (tmp_path / "eve" / "lesson_1.py").write_text(function(body, before))
-            (_, verdict, found, printed), _ = check.check_lesson(1, tmp_path / "eve", jail=place)
+            file.write_text(function(body, before))
+            (_, verdict, found, printed), _ = check.check_lesson(1, file, jail=place)
             assert verdict == check.WRONG and not printed, (body, found)
-        (tmp_path / "eve" / "lesson_1.py").write_text(function(RIGHT))
-        assert check.check_lesson(1, tmp_path / "eve", jail=place)[0][1] == check.PASS
+        file.write_text(function(RIGHT))
+        assert check.check_lesson(1, file, jail=place)[0][1] == check.PASS
 
 
 def test_without_a_jail_grading_says_what_to_install(tmp_path, monkeypatch):
@@ -491,17 +492,18 @@ def test_without_a_jail_grading_says_what_to_install(tmp_path, monkeypatch):
 def test_the_students_version_holds_no_solution_and_checks_all_the_same(tmp_path):
     folder = tmp_path / "students"
     release.release(folder)
-    assert not (folder / "course" / "solutions").exists() and not (folder / "course" / "lecturer.md").exists()
-    assert [path.name for path in (folder / "course" / "cases").iterdir() if path.suffix == ".py"] == ["__init__.py"]
+    of_lessons = {path.name for number in check.LESSONS for path in (folder / f"course/lesson_{number:02}").iterdir()}
+    assert of_lessons == {"README.md", "step.py", *(f"lesson_{number}.py" for number in check.LESSONS)}
+    assert not (folder / "course" / "lecturer.md").exists()
     assert "lecturer.md" not in (folder / "course" / "README.md").read_text()
     assert (folder / "grpo.py").exists() and (folder / "models" / "kk_tiny" / "model.safetensors").exists()
-    for name in ("solutions", "exercises"):
-        shutil.copytree(COURSE / name, tmp_path / name)
-    wrong = tmp_path / "wrong"
-    wrong.mkdir()
+    right, wrong = tmp_path / "right", tmp_path / "wrong"
+    for place in (right, wrong):
+        place.mkdir()
+    shutil.copy(SOLUTION, right / "lesson_1.py")
     body = "return rewards - rewards.view(-1, group_size).mean(1).repeat_interleave(group_size)"
     (wrong / "lesson_1.py").write_text(function(body))
-    for place, said in ((tmp_path / "solutions", "2 of 2 pass"), (wrong, "contains the response's own reward")):
+    for place, said in ((right, "2 of 2 pass"), (wrong, "contains the response's own reward")):
         done = python("-m", "course.check", "1", "--folder", place, cwd=folder)
         assert said in done.stdout, done.stdout + done.stderr
     with pytest.raises(ValueError, match="is not empty"):

@@ -11,7 +11,7 @@ from tools.maintain import anchors, pages
 
 PAGES = sorted(
     path
-    for pattern in ("*.md", "docs/**/*.md", "course/*.md", "examples/*.md", "lab/*.md", "models/kk_tiny/*.md")
+    for pattern in "*.md docs/**/*.md course/*.md course/*/README.md examples/*.md lab/*.md models/kk_tiny/*.md".split()
     for path in ROOT.glob(pattern)
 )
 INHERITED = {"settings.RunArgs": "runtime/settings.py", "settings.CommonArgs": "runtime/settings.py"}
@@ -59,10 +59,10 @@ def test_commands_have_only_settings_that_exist():
                 assert flags <= flags_of(path), (page, program, flags - flags_of(path))
 
 
-def test_commands_fit_beside_a_page_s_contents():
+def test_blocks_of_code_fit_beside_a_page_s_contents():
     """The site cuts a block of code off after 91 columns."""
     for page in PAGES:
-        for block in re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        for block in re.findall(r"^ *```.*?^ *```$", page.read_text(), re.MULTILINE | re.DOTALL):
             assert not [line for line in block.splitlines() if len(line) > 88], page
 
 

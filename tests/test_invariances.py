@@ -43,6 +43,8 @@ from tools.maintain import updates
 CASES = {
     "grpo": {}, "grpo_ar_lopti": {}, "gdpo": {}, "reinforce": {}, "rloo": {}, "opd": {}, "sdpo": {}, "dr_grpo": {},
     "ppo": {}, "reinforce_pp": {}, "entropy_top": {}, "archer": {}, "entropy_bonus": {"entropy_coef": 0.1},
+    "entropy_bonus KL-Cov": {"cov": "kl", "cov_fraction": 0.1},
+    "entropy_bonus Clip-Cov": {"cov": "clip", "cov_fraction": 0.5},
     "acpo": {"n_bins": 20},
     "gspo": {"clip_low": 0.05, "clip_high": 0.03},
     "cispo": {"clip_low": 0.05, "clip_high": 0.03},
@@ -77,7 +79,7 @@ def batch(tiny_model):
     rewards = torch.tensor([-3, -0.5, -1, 3])[torch.randint(4, (N,), generator=rng)]
     rewards[GROUP : 2 * GROUP] = -0.5
     values, noise = (torch.randn(batch["mask"].shape, generator=rng) * batch["mask"] for _ in range(2))
-    batch |= {"rewards": rewards[:, None], "values": values, "teacher_logp": batch["ref_logp"].clone()}
+    batch |= {"rewards": rewards[:, None], "old_values": values, "teacher_logp": batch["ref_logp"].clone()}
     return batch | {"logp": (batch["sampler_logp"] + 0.05 * noise).clamp(max=0)}
 
 
@@ -115,6 +117,7 @@ TURNED_OFF = {
     "entropy_top": ({"entropy_top": 1.0}, {}, {"top_rate": 1}),
     "archer": ({"entropy_quantile": 1.0}, {"clip_high": 0.2}, {"reasoning_rate": 0}),
     "entropy_bonus": ({"entropy_coef": 0.0}, {}, {}),
+    "entropy_bonus KL-Cov": ({"entropy_coef": 0.0, "cov": "kl", "cov_kl_coef": 0.0}, {}, {}),
 }
 
 
@@ -224,7 +227,7 @@ def compute_share(folder):
         with pytest.MonkeyPatch.context() as patch:
             if trainer is ppo:
                 results["value model"] = train_values(batch, args)
-                patch.setattr(ppo, "compute_values", lambda *_, batch=batch: batch["values"])
+                patch.setattr(ppo, "compute_values", lambda *_, batch=batch: batch["old_values"])
                 patch.setattr(ppo, "update_values", lambda *_: {})
             logged, given = step_of_main(trainer, args, batch, batch["rewards"][:, 0].tolist(), patch)
         result = results[case] = {"rows": rows, "metrics": timeless(logged), "advantages": given["advantages"]}
@@ -249,7 +252,7 @@ def train_values(batch, args):
     Its head has one row, so that one of two processes holds none of it.
     """
     (policy, optimizer), (critic, of_critic) = models_of_ppo(args)
-    batch = batch | {"returns": (batch["rewards"] + batch["values"]) * batch["mask"]}
+    batch = batch | {"returns": (batch["rewards"] + batch["old_values"]) * batch["mask"]}
     found = {"update": [ppo.update_values(critic, of_critic, batch, step, args) for step in (1, 2)]}
     found |= {"values": ppo.compute_values(critic, batch, args), "weights": weights(critic)}
     args = dataclasses.replace(args, run_dir=f"{args.run_dir}/of_{distributed.WORLD_SIZE}")

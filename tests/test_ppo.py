@@ -45,11 +45,11 @@ def batch(tiny_model, value_model):
     rewards = torch.tensor([-3, -0.5, -1, 3])[torch.randint(4, (N,), generator=torch.Generator().manual_seed(2))]
     values = ppo.compute_values(value_model, batch, arguments(ppo))
     assert 0.1 < values[mask].std() < 10
-    batch["values"] = (values + random_numbers(mask.shape, 3, spread=0.3)) * mask
+    batch["old_values"] = (values + random_numbers(mask.shape, 3, spread=0.3)) * mask
     scores = scores_of(rewards)
     batch["advantages"] = ppo.compute_advantages(scores, batch, arguments(ppo))
     estimates = ppo.estimate_advantages(scores, batch, arguments(ppo, gae_lambda=0.9)).float()
-    return batch | {"rewards": rewards[:, None], "returns": estimates + batch["values"]}
+    return batch | {"rewards": rewards[:, None], "returns": estimates + batch["old_values"]}
 
 
 def scores_of(rewards):
@@ -70,8 +70,8 @@ def of_tokens(compute, rewards, rows, values, **changes):
     values: those of each row's response tokens; elsewhere they are 0, as compute_values has it.
     """
     batch = batch_of(rows)
-    batch["values"] = torch.zeros(batch["mask"].shape, dtype=torch.float64)
-    batch["values"][batch["mask"]] = torch.tensor([value for row in values for value in row], dtype=torch.float64)
+    batch["old_values"] = torch.zeros(batch["mask"].shape, dtype=torch.float64)
+    batch["old_values"][batch["mask"]] = torch.tensor([value for row in values for value in row], dtype=torch.float64)
     with updates.numbers_as(torch.float64):
         found = compute([{"reward": reward} for reward in rewards], batch, arguments(ppo, **changes))
     assert found.shape == batch["mask"].shape and found.dtype == torch.float64
@@ -101,7 +101,7 @@ def test_gae_by_numbers():
 def test_gae_goes_over_a_reply_between_two_turns():
     """As if the reply's columns were not there: a reward at the end reaches the first turn."""
     batch = batch_of(ROWS)
-    batch["values"] = torch.randn(batch["mask"].shape, generator=torch.Generator().manual_seed(1)).double()
+    batch["old_values"] = torch.randn(batch["mask"].shape, generator=torch.Generator().manual_seed(1)).double()
     args, scores = arguments(ppo, gae_lambda=0.9, gamma=0.8), [{"reward": reward} for reward in REWARDS]
     columns = torch.tensor([0, 1, 2, 3, 0, 0, *range(4, batch["mask"].shape[1])])
     gapped = {name: values[:, columns].clone() for name, values in batch.items()}
@@ -152,7 +152,7 @@ def test_a_tokens_value_loss_by_hand(token, expected):
     for of_place, number in zip(of_batch, token):
         of_place[0, 1] = number
     old_values, values, returns = of_batch
-    batch = {"mask": torch.tensor([[False, True, False]]), "values": old_values, "returns": returns}
+    batch = {"mask": torch.tensor([[False, True, False]]), "old_values": old_values, "returns": returns}
     loss, clipped = ppo.value_loss(values.requires_grad_(), batch, 7, arguments(ppo, value_clip=0.25))
     loss.backward()
     expected_loss, slope, is_clipped = expected
@@ -166,7 +166,7 @@ def test_the_value_model_is_zero_everywhere_at_first_and_its_heads_gradient_is_n
     fresh = ppo.load_policy(args, trained=True, kind=ppo.ValueModel)
     values = ppo.compute_values(fresh, batch, args)
     assert torch.equal(values, torch.zeros(batch["mask"].shape))
-    (gradient,), metrics = value_gradients(batch | {"values": values}, args, fresh)
+    (gradient,), metrics = value_gradients(batch | {"old_values": values}, args, fresh)
     size = fresh.lm.config.hidden_size
     assert gradient[-size:].all() and not gradient[:-size].any()  # the body's comes with the next step
     assert metrics["value_grad_norm"] > 0 and metrics["value_clip_rate"] == 0
@@ -221,7 +221,7 @@ def test_explained_variance_by_hand(batch, value_model):
     """The values before the update count: those of main's batch, not the value model's own."""
 
     def explained(returns, values):
-        given = batch | {"returns": returns * mask, "values": values * mask}
+        given = batch | {"returns": returns * mask, "old_values": values * mask}
         return value_gradients(given, arguments(ppo), value_model)[1]["explained_variance"]
 
     mask = batch["mask"]
@@ -233,8 +233,8 @@ def test_explained_variance_by_hand(batch, value_model):
         assert explained(returns, these) == pytest.approx(share, abs=1e-5)
     # Equal rewards without KL, as of a step in which all is wrong: R is the reward, but for the rounding of Â + V.
     estimates = ppo.estimate_advantages(scores_of(constant[:, 0]), batch, arguments(ppo, kl_coef=0.0)).float()
-    for constants in (constant, estimates + batch["values"]):
-        assert explained(constants, batch["values"]) is None
+    for constants in (constant, estimates + batch["old_values"]):
+        assert explained(constants, batch["old_values"]) is None
 
 
 def test_main_gives_whitened_advantages_to_the_policy_and_returns_to_the_value_model(batch, monkeypatch):
@@ -247,13 +247,13 @@ def test_main_gives_whitened_advantages_to_the_policy_and_returns_to_the_value_m
         return {"value_loss": 0.5}
 
     monkeypatch.setattr(ppo, "update_values", update_values)
-    monkeypatch.setattr(ppo, "compute_values", lambda *_: batch["values"])
+    monkeypatch.setattr(ppo, "compute_values", lambda *_: batch["old_values"])
     row, to_policy = step_of_main(ppo, args, batch, rewards.tolist(), monkeypatch)
     assert row["value_loss"] == 0.5 and {"time/value", "kl", "reward"} <= row.keys()
     estimates = ppo.estimate_advantages(scores_of(rewards), batch, args)
-    torch.testing.assert_close(given["returns"], (estimates + batch["values"]).float(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(given["returns"], (estimates + batch["old_values"]).float(), atol=1e-5, rtol=0)
     whitened = ppo.compute_advantages(scores_of(rewards), batch, args)
-    assert torch.equal(to_policy["advantages"], whitened) and torch.equal(given["values"], batch["values"])
+    assert torch.equal(to_policy["advantages"], whitened) and torch.equal(given["old_values"], batch["old_values"])
 
 
 def everything_trained(args, scales=(16, 16)):

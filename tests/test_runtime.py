@@ -418,7 +418,7 @@ def test_records_of_a_run_and_of_its_resumption(tmp_path, capsys, monkeypatch):
     (checkpoint / "trainer_state.json").write_text("{}")
     book.close(3)
     text = capsys.readouterr().out
-    assert len(heading_line(STEP)) <= 80
+    assert len(heading_line(STEP)) == len(heading_line(STEP | {"turns": 2.5})) == 80
     assert text.count(heading_line(STEP)) == text.count("warning: sampler_gap is 0.200 nats") == 1
     assert f"stopped by SIGTERM after step 3: {run_dir}" in text and f"--resume {run_dir}" in text
     assert text.endswith(f"\nnext: {run_dir}/curves.png; python evaluate.py {run_dir}; make watch\n")

@@ -29,7 +29,7 @@ def scores_of(correct, feedback):
         ([0, 0, 0, 0], [None] * 4, ["", "", "", ""]),
         ([0, 1, 0, 0], [None] * 4, ["a1", "", "", ""]),  # its own success is no hint, nor is another group's
         ([1, 1, 0, 1], [None] * 4, ["a1", "a0", "a3", ""]),
-        ([0, 0, 0, 1], ["f", "", "g", "h"], ["f", "", "a3", "h"]),  # a right sibling before feedback
+        ([0, 0, 0, 1], ["f", "", "g", "h"], ["f", "", "a3", ""]),  # a right sibling before feedback, which says "wrong"
     ],
 )
 def test_the_hint_is_the_first_right_sibling_or_feedback(correct, feedback, expected):
@@ -89,12 +89,14 @@ def test_advantages_against_log_probabilities_in_float64(tokens):
 
 
 def test_a_hint_that_does_not_fit_is_dropped():
-    """The sampler's context is the limit. Without any hint no pass is needed, and A is exactly 0."""
+    """The sampler's context is the limit, and the model's positions, with the response. Without any hint no pass is
+    needed, and A is exactly 0."""
     tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
-    for room, fits in ((0, False), (500, True)):
+    for room, positions, fits in ((0, 2048, False), (500, 2048, True), (500, 50, False)):
         args = arguments(sdpo, model=str(KK_TINY), responses_per_prompt=4, max_prompt_tokens=20, max_response_tokens=9)
         args.max_prompt_tokens += room
         policy = sdpo.load_policy(args, trained=True)
+        policy.lm.config.max_position_embeddings = positions
         problems, responses, batch = made_up(tokenizer, args)
         batch["old_logp"], _ = sdpo.log_probs(policy, batch, args)
         scores = scores_of([0, 1, 0, 0], [None] * 4)

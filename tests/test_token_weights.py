@@ -187,6 +187,26 @@ def of_grpo_tis(rows, args):
     return found
 
 
+def of_entropy_bonus(rows, args):
+    """GRPO's weights. With --cov, tokens whose covariance is large have no surrogate, or a pull back to π_old."""
+    found, tokens = of_grpo(rows, args), [(a, token) for a, row in rows for token in row]
+    mean_a, mean_old = (math.fsum(each) / len(tokens) for each in ((a for a, _ in tokens), (t.old for _, t in tokens)))
+    place = {}
+    for a, token in tokens:
+        cov = (token.old - mean_old) * (a - mean_a)
+        place[id(token)] = math.fmod(-1000 * token.old, 1) * (1 < cov < 5) if args.cov == "clip" else cov
+    least = sorted(place.values(), reverse=True)[math.ceil(args.cov_fraction * len(tokens)) - 1]
+    for (_, row), given in zip(rows, found):
+        for i, token in enumerate(row):
+            is_held = place[id(token)] >= max(least, 1e-300)
+            if is_held and args.cov == "clip":
+                given[i] = 0, False
+            if is_held and args.cov == "kl":
+                sign = (token.moved > 0) - (token.moved < 0)
+                given[i] = given[i][0] - args.cov_kl_coef * sign, given[i][1]
+    return found
+
+
 def of_grpo_stale(rows, args):
     """ppo has no weight beside the surrogate, and its ratio is to the sampler's probability."""
     if args.correction != "ppo":
@@ -205,7 +225,7 @@ REFERENCES = {  # script: its weights, and what divides them
     **{script: (of_advantages, TOKENS) for script in ("reinforce", "opd", "sdpo")},
     **{script: (of_grpo, TOKENS) for script in ("ppo", "reinforce_pp", "grpo", "grpo_multi_turn", "dapo", "grpo_kl")},
     "grpo_ar_lopti": (of_grpo, TOKENS),
-    "entropy_bonus": (of_grpo, TOKENS),  # a table's entropy has no gradient: see test_entropy_bonus.py
+    "entropy_bonus": (of_entropy_bonus, TOKENS),  # a table's entropy has no gradient: see test_entropy_bonus.py
     "dr_grpo": (of_grpo, LONGEST),
     "acpo": (of_acpo, RESPONSES),
     "gspo": (of_gspo, RESPONSES),
@@ -229,6 +249,9 @@ CASES = {script: (script, {}) for script in REFERENCES} | {
     "sapo, steep": ("sapo", {"tau_positive": 5.0, "tau_negative": 7.0}),
     "entropy_top, half": ("entropy_top", {"entropy_top": 0.5}),
     "archer, half": ("archer", {"entropy_quantile": 0.5, "reasoning_kl": 0.25}),
+    "entropy_bonus, KL-Cov": ("entropy_bonus", {"cov": "kl", "cov_fraction": 0.5, "kl_coef": 0.0, "entropy_coef": 0.0}),
+    "entropy_bonus, Clip-Cov": ("entropy_bonus", {"cov": "clip", "cov_fraction": 0.1}),
+    "entropy_bonus, Clip-Cov all": ("entropy_bonus", {"cov": "clip", "cov_fraction": 1.0, "entropy_coef": 0.0}),
     "grpo_tis, icepop": ("grpo_tis", {"correction": "icepop"}),
     "grpo_tis, mask": ("grpo_tis", {"mask": "sequence", "mask_delta": 0.2}),
     "grpo_tis, geometric": ("grpo_tis", {"mask": "geometric", "mask_low": 0.9, "mask_high": 1.2}),

@@ -223,7 +223,7 @@ def judged(claim, found, levels):
 
     ValueError if no value is saved.
     """
-    counts, numbers, plots = Counter(), [], {}
+    counts, numbers, plots, last = Counter(), [], {}, None
     for name in names_of(claim):  # a − before a name: its opposite
         plain = name.removeprefix("-")
         if not found[plain]:
@@ -236,7 +236,8 @@ def judged(claim, found, levels):
                 numbers.append(text)
                 plots.setdefault(word, []).append(forest(one, levels[plain]))
             else:
-                numbers.append(f"for comparison, {word}: {text}")
+                numbers.append(f"and {text}" if word == last else f"for comparison, {word}: {text}")
+                last = word
     start = f"({', '.join(f'{count} × {one}' for one, count in counts.items())}) " if len(counts) > 1 else ""
     worst = min(counts, key=WORDS.index)
     return worst, start + "<br>".join(numbers), list(filter(None, plots[worst]))
@@ -285,12 +286,12 @@ def page():
 
 
 def commands_of(claim):
-    """Return the commands that measure a claim, each once."""
+    """Return the commands that measure a claim, each once, in the short form that the page explains above."""
     found = []
     for name in names_of(claim):
         of = MADE[name.removeprefix("-")]
-        usual = f"-m tools.compare --suite {of['suite']}" if "suite" in of else f"-m lab.{of['file']}"
-        found.append(f"`{of.get('command', f'python {usual}')}`")
+        usual = f"suite {of['suite']}" if "suite" in of else f"lab.{of['file']}"
+        found.append(f"`{of.get('command', usual)}`")
     return list(dict.fromkeys(found))
 
 

@@ -97,7 +97,7 @@ def sampled(script):
     batch = {"ids": torch.zeros(mask.shape, dtype=torch.long), "mask": mask}
     for name in ("old", "ref", "sampler"):
         batch[f"{name}_logp"] = rows_of(name, tokens, padding=1.0).log()
-    batch |= {"entropy": rows_of("entropy", tokens), "values": rows_of("value", tokens)}
+    batch |= {"entropy": rows_of("entropy", tokens), "old_values": rows_of("value", tokens)}
     rewards = list(zip(*PARTS.values())) if script == "gdpo" else REWARDS
     return batch, torch.tensor(rewards, dtype=torch.float64)
 
@@ -201,4 +201,4 @@ def add_own(trainer, batch, logp, entropy, found):
         columns["icepop"], _ = trainer.sampler_correction(batch, dataclasses.replace(args, correction="icepop"))
     if hasattr(trainer, "value_loss"):
         columns["estimate"] = trainer.estimate_advantages(scores, batch, args)
-        columns["return"] = columns["estimate"] + batch["values"]  # as in main
+        columns["return"] = columns["estimate"] + batch["old_values"]  # as in main

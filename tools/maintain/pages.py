@@ -356,7 +356,7 @@ def blocks():
 def all_texts():
     """Return {path: text} of all generated texts, in their pages. ValueError if a page is missing."""
     made = {}
-    paths = [*(ROOT / "docs").glob("*.md"), *(ROOT / "course").glob("lesson_*.md")]
+    paths = [*(ROOT / "docs").glob("*.md"), *(ROOT / "course").glob("lesson_*/README.md")]
     for path in dict.fromkeys([*blocks(), *paths]):
         made[path] = with_kept_numbers(read(path))
         for name, block in blocks().get(path, {}).items():

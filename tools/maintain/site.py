@@ -33,7 +33,7 @@ if ADDRESS_OF_REPOSITORY := os.environ.get("GITHUB_REPOSITORY", ""):  # a workfl
 ROOT, BUILD = family.ROOT, site_markdown.PAGES.parent
 OWN = ROOT / "tools/maintain/site_files"  # the configuration, styles and programs of the pages
 TEXTS = {  # the navigation's chapters: Markdown files, in order
-    "Course": ["course/README.md", "course/lesson_?.md", "course/lesson_??.md", "course/lecturer.md", "course/*.md"],
+    "Course": ["course/README.md", "course/lesson_*/README.md", "course/lecturer.md", "course/*.md"],
     "Algorithms": ["docs/algorithms/README.md", "docs/algorithms/ladder.md", "docs/algorithms/*.md"],
     "Guides": ["docs/README.md", "docs/*.md"],
     "Lab": ["lab/README.md", "lab/**/*.md"],
@@ -47,6 +47,7 @@ FENCE = "~" * 20  # no source file has it
 LENS = re.compile(r"<!-- lens: (\S+) (\S+) -->")  # a lens with these two sides stands here
 FEW = ["grpo", "dr_grpo", "dapo", "grpo_ar_lopti", "cispo", "gspo", "dppo", "entropy_top"]  # a small lens's algorithms
 ADDRESS = re.compile(r'<(\w+)\b[^>]*?\s(?:href|src)="([^"]*)"')
+MOVED = '<script>location.replace("{0}" + location.hash)</script>\n<a href="{0}">This page has moved.</a>\n'
 ANCHOR = re.compile(r'\s(?:id|name)="([^"]+)"')
 
 
@@ -276,6 +277,8 @@ def main(out: Path = ROOT / "site"):
         (BUILD / "site" / name).unlink(missing_ok=True)
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(BUILD / "site", out)
+    for page in out.glob("course/lesson_*/index.html"):  # lessons had the addresses course/lesson_5.html and so on
+        write(out / f"course/lesson_{int(page.parent.name[-2:])}.html", MOVED.format(f"{page.parent.name}/index.html"))
     found = faults(out)
     print(*found, f"wrote {out / 'index.html'}; {len(found) or 'no'} faults", sep="\n")
     sys.exit(bool(found))

@@ -44,7 +44,7 @@ def with_advantages(script, batch, rewards, correct, args):
     if hasattr(trainer, "overlong_penalty"):
         penalties = [trainer.overlong_penalty(length, args) for length in mask.sum(1).tolist()]
         scores = [with_part(found, "overlong_penalty", penalty) for found, penalty in zip(scores, penalties)]
-    batch.setdefault("values", torch.zeros(mask.shape))
+    batch.setdefault("old_values", torch.zeros(mask.shape))
     if "ref_logp" in batch:
         batch.setdefault("teacher_logp", batch["ref_logp"])
     with numbers_as(rewards.dtype):

@@ -1,1 +1,0 @@
-"""Solutions of the exercises, with answers to the open questions."""
