@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from conftest import KK_TINY, ROOT, metrics, run, small, timeless, until
+from conftest import KK_TINY, ROOT, metrics, python, run, small, timeless, until
 from helpers import SIZES, arguments, refused
 from prepared import start
 from safetensors.torch import load_file
@@ -171,6 +171,29 @@ def test_the_samplers_gpus(given, found, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,4,5,7")
     with refused("" if found else rf"--sampler_gpus '{given}': 2 sampler\(s\) need one of 4 GPUs each"):
         assert sampler_process.gpus(SimpleNamespace(sampler_gpus=given)) == found
+
+
+LOST = {
+    "grpo_stale": ("        sync_weights(versions[0], llm)\n        # End", "step < 2", 2),
+    "grpo_async": ("        sync_weights(weights, llm)\n        if when", 'when in ("check", "test", 1, 2)', 3),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", LOST)
+def test_a_run_whose_later_syncs_are_lost_ends(script, tmp_path):
+    """At --lag 1 step 3 is the first one that new weights should sample. grpo_stale.py syncs them after step 2."""
+    changed = tmp_path / f"{script}.py"
+    line, only_if, last = LOST[script]
+    text = (ROOT / f"{script}.py").read_text()
+    assert text.count(line) == 1
+    changed.write_text(text.replace(line, line.replace("sync", f"if {only_if}: sync", 1)))
+    flags = small(tmp_path / "run", lag=1, steps=9, dtype="float32", lr=1e-3)
+    ended = python(changed, *flags, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert ended.returncode == 1, ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith("error: the sampler did not get new weights: ")
+    assert metrics(tmp_path / "run")[-1]["step"] == last
+    assert (tmp_path / f"run/checkpoints/step_{last:06d}").exists()
 
 
 def answers(args, next_request, answer):
