@@ -336,7 +336,8 @@ def serve(args, next_request, send):
             responses = [models.ten_tokens(llm, prompts[0])]
         else:
             responses = generate(llm, prompts, when, args, **sampling_params)
-        send(when, (responses, time.perf_counter() - started))
+        seconds = time.perf_counter() - started
+        send(when, (responses, seconds, sampler.fingerprint(llm)))
 
 
 def to_batch(problems, responses):
@@ -389,7 +390,7 @@ def check_sampler(policy, server, problem, args):
         server.request(snapshot(policy, exact), [problem], "check", {})
         answer = server.receive("check")
         if answer is not None:  # if the sampler has died, the first step says so
-            [response], _ = answer
+            [response], _, _ = answer
             models.compare(policy, problem, args, response)
 
 
@@ -592,7 +593,7 @@ def evaluate(server, weights, task, test, step, run, args):
     if answer is None:  # the sampler has died: end the run, so that it can be resumed
         run.fail(f"the sampler's process {server.how_it_ended()}")
         return {}
-    responses, _ = answer
+    responses, _, _ = answer
     problems = []  # one per response
     for problem in prompts:
         problems += [problem] * k
@@ -667,7 +668,9 @@ def main():
             run.fail(f"the sampler's process {server.how_it_ended()}")
             step -= 1
             break
-        responses, sampler_seconds = answer
+        responses, sampler_seconds, fingerprint = answer
+        # End the run if vLLM computes the same as before although it should have new weights.
+        run.check_sync(versions[0], fingerprint)
         problems, num_used = ahead.popleft()
         batch = to_batch(problems, responses)
         clock.lap("sample")

@@ -638,6 +638,8 @@ def main():
         lag = len(versions) - 1  # of this step's responses
         versions.append(snapshot(policy, args))  # drops the oldest if there are more than k + 1
         sync_weights(versions[0], llm)
+        # End the run if vLLM computes the same as before although it should have new weights.
+        run.check_sync(versions[0], sampler.fingerprint(llm))
         timings = clock.end("sync")  # seconds per phase, peak memory
 
         # Log, evaluate, save.

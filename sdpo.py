@@ -50,8 +50,9 @@ Where this file deviates from the paper and its release (lasgroup/SDPO, a fork o
   the others. AdamW hardly notices the scale.
 - The release weights tokens by π/π_old, at most 2, and by π_old/π_sampler, at most 2. With one
   update a step the first one is 1; for the second see grpo_tis.py.
-- If prompt and hint together exceed --max_prompt_tokens + --max_response_tokens, the hint is
-  dropped. The release cuts such a prompt at 10,240 tokens.
+- If prompt and hint together exceed --max_prompt_tokens + --max_response_tokens, or with the
+  response the model's positions, the hint is dropped. The release cuts such a prompt at 10,240
+  tokens.
 - Settings are grpo.py's (from the AR-Lopti paper), but for one update per step. The release's own:
   --lr 1e-5 --prompts_per_step 32.
 - All deviations of reinforce.py, except for its mean.
@@ -393,7 +394,10 @@ def hinted_log_probs(policy, batch, problems, responses, scores, tokenizer, args
         last = {**last, "content": last["content"] + hint}
         problem = {**problem, "messages": [*before, last]}
         ids = encode(tokenizer, problem, args.chat_template, options)
-        if len(ids) <= args.max_prompt_tokens + args.max_response_tokens:
+        room = args.max_prompt_tokens + args.max_response_tokens
+        if positions := getattr(policy.lm.config, "max_position_embeddings", None):
+            room = min(room, positions - len(responses[i].token_ids))  # where the model was trained
+        if len(ids) <= room:
             hinted[i] = {"prompt_ids": ids}
             has_hint[i] = True
     batch_with_hints = to_batch(hinted, responses)

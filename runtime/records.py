@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
@@ -45,6 +46,9 @@ USUAL_GAP = {"bfloat16": 0.1, "float16": 0.02, "float32": 0.01}
 # After the sampler's first update, sampler_gap changes by a factor of 0.8 to 1.3 (SmolLM2 in
 # bfloat16, every script with kk_tiny). When the sampler kept an old output layer, it was 4.
 JUMP = 3
+# If so large a fraction of its weights changes, the sampler's fingerprint does, too. With kk_tiny,
+# a thousandth of that, each by one unit in the last place, changed it every time.
+UNNOTICED = 0.01
 
 
 def choose_folder(args) -> None:
@@ -146,6 +150,7 @@ class Records:
         self.has_advantages = False  # whether the last written step had any other than 0
         self.has_warned = set()  # of what
         self.gaps = []  # sampler_gap of each step, since the start or since the run was resumed
+        self.synced = None  # check_sync's weights and fingerprint when the latter last changed
         self.problem = ""  # why the run ends early with exit code 1
         self.to_save = ()  # the arguments of checkpoints.save that begin_step got
 
@@ -236,7 +241,7 @@ class Records:
     def check_gap(self, gap) -> None:
         """Warn if sampler_gap [nats] is large; end the run if it jumps at the first update.
 
-        With --lag, the sampler's older weights explain a gap, and nothing is checked.
+        With --lag, the sampler's older weights explain a gap: check_sync looks for lost weights.
         """
         self.gaps.append(gap)
         usual = USUAL_GAP[self.args.dtype]
@@ -253,6 +258,27 @@ class Records:
             self.fail(
                 f"sampler_gap jumped from {self.gaps[0]:.2g} to {gap:.2g} nats when the sampler "
                 "got its first update: sampler and trainer no longer compute the same model (see "
+                "docs/troubleshooting.md)"
+            )
+
+    def check_sync(self, weights: dict[str, Tensor], fingerprint) -> None:
+        """End the run if the weights have changed, and the sampler computes what it did before.
+
+        weights: those that the sampler should have, {name: tensor}; fingerprint: of the weights
+        that it has, from sampler.fingerprint. All processes must call it.
+        """
+        stride = 1 + sum(weight.numel() for weight in weights.values()) // 2**20
+        some = torch.cat([weight.flatten()[::stride] for weight in weights.values()])
+        changed = 0.0  # since the fingerprint last did
+        if self.synced and fingerprint == self.synced[1]:
+            changed = (some != self.synced[0]).double().mean().item()
+        else:
+            self.synced = some, fingerprint
+        changed = distributed.all_reduce(changed, dist.ReduceOp.MAX)
+        if changed > UNNOTICED and self.args.stop_at_gap:
+            self.fail(
+                f"the sampler did not get new weights: {changed:.0%} of the policy's have changed, "
+                "and the sampler computes the same log-probabilities as before (see "
                 "docs/troubleshooting.md)"
             )
 

@@ -39,6 +39,8 @@ NARROW = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
 BLOCK = 32
 BATCH = 1024
 
+FINGERPRINT_TOKENS = 32
+
 
 def options(args):
     """Return vLLM's options for a trainer on this machine. Call it before importing vLLM."""
@@ -228,6 +230,20 @@ def empty_prefix_cache(llm) -> None:
     """
     if not llm.reset_prefix_cache():
         raise RuntimeError("vLLM kept its prefix cache: it may hold keys and values of old weights")
+
+
+def fingerprint(llm) -> list:
+    """Return vLLM's log-probabilities of a few fixed tokens; new weights change them.
+
+    It costs one forward pass. The same weights give the same numbers to the last bit.
+    """
+    from vllm import SamplingParams
+
+    ids = list(range(min(FINGERPRINT_TOKENS, llm.model_config.max_model_len - 1)))
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+    empty_prefix_cache(llm)
+    [output] = llm.generate([{"prompt_token_ids": ids}], params, use_tqdm=False)
+    return [of_token[i].logprob for i, of_token in enumerate(output.prompt_logprobs) if of_token]
 
 
 def sleep(llm) -> None:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from conftest import KK_TINY, ROOT, metrics, run, small, timeless
+from conftest import KK_TINY, ROOT, metrics, python, run, small, timeless, until
 from helpers import SIZES, arguments, refused
 from prepared import start
 from safetensors.torch import load_file
@@ -82,17 +82,10 @@ def test_the_sampler_has_the_weights_of_so_many_steps_ago(in_turns):
         assert all(torch.equal(older[name], weights[name]) for name in weights)
 
 
-def wait_for(condition, seconds=400):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 def three_steps(folder, out, *flags):
     """(the trainer's process, its sampler's) of a long run after the checkpoint of its third step."""
     trainer = start([ROOT / "grpo_async.py", *flags], out, out)
-    wait_for(lambda: (folder / "checkpoints/step_000003").exists())
+    until((folder / "checkpoints/step_000003").exists, seconds=400)
     [sampler] = [child for child in psutil.Process(trainer.pid).children() if "spawn_main" in " ".join(child.cmdline())]
     return trainer, sampler
 
@@ -180,6 +173,29 @@ def test_the_samplers_gpus(given, found, monkeypatch):
         assert sampler_process.gpus(SimpleNamespace(sampler_gpus=given)) == found
 
 
+LOST = {
+    "grpo_stale": ("        sync_weights(versions[0], llm)\n        # End", "step < 2", 2),
+    "grpo_async": ("        sync_weights(weights, llm)\n        if when", 'when in ("check", "test", 1, 2)', 3),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", LOST)
+def test_a_run_whose_later_syncs_are_lost_ends(script, tmp_path):
+    """At --lag 1 step 3 is the first one that new weights should sample. grpo_stale.py syncs them after step 2."""
+    changed = tmp_path / f"{script}.py"
+    line, only_if, last = LOST[script]
+    text = (ROOT / f"{script}.py").read_text()
+    assert text.count(line) == 1
+    changed.write_text(text.replace(line, line.replace("sync", f"if {only_if}: sync", 1)))
+    flags = small(tmp_path / "run", lag=1, steps=9, dtype="float32", lr=1e-3)
+    ended = python(changed, *flags, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert ended.returncode == 1, ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith("error: the sampler did not get new weights: ")
+    assert metrics(tmp_path / "run")[-1]["step"] == last
+    assert (tmp_path / f"run/checkpoints/step_{last:06d}").exists()
+
+
 def answers(args, next_request, answer):
     """A sampler whose answers are 1 MiB large. Each says how long the one before took to be sent."""
     seconds = 0.0
@@ -219,7 +235,7 @@ def test_a_run_that_is_resumed_after_a_death_is_it_too(in_turns, lag, number, tm
         sampler.terminate()
     os.kill(trainer.pid, number)
     trainer.join(400)
-    wait_for(lambda: not sampler.is_running())
+    until(lambda: not sampler.is_running())
     assert_same(folder, in_turns[lag])
     last = metrics(folder)[-1]["step"]
     assert (f"stopped by SIGTERM after step {last}" in again.read_text()) == (number == signal.SIGTERM)

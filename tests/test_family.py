@@ -24,11 +24,11 @@ OWN_WORDS = {
 OWN_LINES = {
     "acpo": (8, 60), "archer": (4, 19), "cispo": (8, 18), "dapo": (10, 104), "dapo_ar_lopti": (3, 21), "dppo": (10, 25),
     "dr_grpo": (8, 3), "entropy_bonus": (6, 42), "entropy_top": (1, 19), "gdpo": (5, 11), "gigpo": (2, 43),
-    "grpo_ar_lopti": (3, 22), "grpo_kl": (2, 13), "grpo_async": (30, 65),
-    "grpo_multi_turn": (34, 95), "grpo_stale": (11, 27), "grpo_tis": (2, 48), "gspo": (6, 8), "maxrl": (3, 5),
+    "grpo_ar_lopti": (3, 22), "grpo_kl": (2, 13), "grpo_async": (31, 67),
+    "grpo_multi_turn": (34, 95), "grpo_stale": (11, 28), "grpo_tis": (2, 48), "gspo": (6, 8), "maxrl": (3, 5),
     "opd": (9, 10), "ppo": (19, 92),
     "reinforce": (55, 15), "reinforce_pp": (11, 18), "reinforce_pp_ar_lopti": (3, 21), "rloo": (8, 24),
-    "sapo": (11, 12), "sdpo": (4, 40), "sft": (136, 49),
+    "sapo": (11, 12), "sdpo": (4, 43), "sft": (136, 49),
 }  # fmt: skip
 DESCENDANTS = [stem for stem in family.family() if stem in family.PARENT]
 each_descendant = pytest.mark.parametrize("stem", DESCENDANTS)

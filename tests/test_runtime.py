@@ -507,6 +507,30 @@ def test_a_jump_of_sampler_gap_at_the_samplers_first_update_ends_the_run(lag, ki
         assert text.out.count("warning: sampler_gap") == warns * sum(not gap <= 0.1 for gap in gaps)
 
 
+def test_weights_that_the_sampler_did_not_get_end_the_run(tmp_path):
+    """(fraction of the weights that are new, fingerprint) of each step. What counts is all that is new since the
+    fingerprint was.
+    """
+    args = Args(run_dir=str(tmp_path), kl_coef=0)
+    for steps, ends in (
+        ([(0, 1), (0, 1), (1, 2), (1, 3)], [0, 0, 0, 0]),
+        ([(0, 1), (0.5, 1)], [0, 1]),
+        ([(0, 1), (0.5, 2), (0.004, 2), (0.004, 2), (0.004, 2)], [0, 0, 0, 0, 1]),
+    ):
+        for args.stop_at_gap in (True, False):
+            book = records.Records(args, SIZES)
+            book.asked_to_stop = []
+            weights, first, ended = torch.zeros(1000), 0, []
+            for share, fingerprint in steps:
+                end = first + int(1000 * share)
+                weights = weights.clone()
+                weights[torch.arange(first, end) % 1000] += 1
+                first = end
+                book.check_sync({"a": weights[:300], "b": weights[300:].view(10, 70)}, [fingerprint])
+                ended.append(int(book.interrupted()))
+            assert ended == (ends if args.stop_at_gap else [0] * len(ends))
+
+
 def test_a_changed_file_is_told_from_a_new_result(tmp_path):
     def git(*words):
         identity = ["-c", "user.name=a", "-c", "user.email=a@b"]

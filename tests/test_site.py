@@ -160,6 +160,19 @@ def test_home_leads_on_above_the_fold_and_the_lens_begins_where_its_sides_differ
         assert sum(a != b for a, b in zip(left, right)) >= 5, name
 
 
+def test_a_phone_shows_pictures_with_letters_of_9_px_and_lines_of_code_of_its_width(page, site):
+    page.set_viewport_size({"width": 400, "height": 800})
+    for name in ("index", "docs/comparison", "docs/add_a_task", "docs/algorithms/dapo"):
+        page.goto(f"{site.as_uri()}/{name}.html")
+        get = "all => all.map((one) => [one.width, one.naturalWidth, one.closest('p, picture').tabIndex])"
+        shown = page.locator("article img").evaluate_all(get)
+        assert shown and all(width >= min(natural, 750) and focus == 0 for width, natural, focus in shown), name
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    page.goto(f"{site.as_uri()}/diff.html#left=grpo&right=dapo")
+    lines = page.locator("#viewer details[open] td:is(.ins, .del):not(.number)")
+    assert min(lines.evaluate_all("all => all.map((line) => line.clientWidth)")) > 200
+
+
 def test_a_lesson_s_old_address_leads_to_its_place(page, site):
     page.goto(f"{site.as_uri()}/course/lesson_5.html#exercises", wait_until="commit")
     page.wait_for_url("**/course/lesson_05/index.html#exercises")

@@ -328,7 +328,7 @@ def panels_of(name):
     panels = {"group": group_panel, "square": square_panel, "length": length_panel, "guess": guess_panel}
     left = panels.get(kind, lambda axes, scripts: line_panel(axes, scripts, kind))
     chosen = [left] * bool(kind) + [curve_panel] * bool(runs_of(name))
-    return [(4.6, lambda axes, panel=panel: panel(axes, scripts)) for panel in chosen]
+    return [(3.6, lambda axes, panel=panel: panel(axes, scripts)) for panel in chosen]  # two in a column of 690 px
 
 
 def draw(name):

@@ -4,7 +4,7 @@
 // Bars of code get a name, and boxes that scroll can be reached with the keys.
 new MutationObserver(() => {
   for (const bar of document.querySelectorAll(".md-code__nav")) bar.ariaLabel = `actions for ${bar.parentElement.id}`;
-  for (const box of document.querySelectorAll(".md-typeset__scrollwrap, article td, article p:has(img), .d2h-file-side-diff, .d2h-file-diff")) {
+  for (const box of document.querySelectorAll(".md-typeset__scrollwrap, article td, .formula, article :is(p:has(img), picture), .d2h-file-side-diff, .d2h-file-diff")) {
     if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
   }
 }).observe(document.body, { childList: true, subtree: true });
@@ -23,12 +23,12 @@ for (const table of document.querySelectorAll("article table:not([class])")) {
   }
 }
 
-// The verdicts of docs/claims.md: a cell, or the words in bold with which it begins.
+// The verdicts of docs/claims.md: a cell, the words in bold with which it begins, or those of a finding.
 const VERDICTS = { yes: /^(shows|holds)$/, no: /^(the opposite|no effect of that size)$/, open: /^too few runs to tell$/ };
-for (const cell of document.querySelectorAll("article td")) {
+for (const cell of document.querySelectorAll("article td, article li > strong")) {
   const place = cell.querySelector(":scope > strong:first-child") ?? cell;
   for (const [name, words] of Object.entries(VERDICTS)) {
-    if (words.test(place.textContent.trim())) place.classList.add("verdict", name);
+    if (words.test(place.textContent.trim().replace(/\s+/g, " "))) place.classList.add("verdict", name);
   }
 }
 

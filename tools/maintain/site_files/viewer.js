@@ -67,7 +67,8 @@ function marksOf([old, line, same], row) {
 function cellsOf(line, kind) {
   if (!line) return "<td class='number'></td><td></td>";
   const link = `<a href="${line.name}.py.html#L-${line.number}" tabindex="-1">${line.number}</a>`;
-  return `<td class="number ${kind}">${link}</td><td class="${kind}">${line.html || " "}</td>`;
+  const indent = Math.min(line.text.search(/\S|$/) + 4, 12); // of what does not fit into the first line
+  return `<td class="number ${kind}">${link}</td><td class="${kind}" style="--indent: ${indent}ch">${line.html || " "}</td>`;
 }
 
 function sectionOf(name, rows) {
@@ -80,7 +81,8 @@ function sectionOf(name, rows) {
   });
   const count = (side) => rows.filter((row) => row[side] && !row[2]).length;
   const open = FOLDED.includes(name) ? "" : " open";
-  return `<details${open}><summary>${name} <small>−${count(0)} +${count(1)}</small></summary><table>${COLUMNS}${html}</table></details>`;
+  const only = [1, 0].filter((side) => rows.every((row) => !row[side])).map((side) => (side ? "left" : "right"))[0] ?? "both";
+  return `<details${open}><summary>${name} <small>−${count(0)} +${count(1)}</small></summary><table class="${only}">${COLUMNS}${html}</table></details>`;
 }
 
 function show() {
