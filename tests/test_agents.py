@@ -378,7 +378,7 @@ def test_the_page_of_an_agent_with_two_tools(tmp_path):
     """Its file is short, its two calls find the answer, and it trains with the template that the page names."""
     text = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "agents.md").read_text(), re.DOTALL)[1]
     (tmp_path / "stock.py").write_text(text)
-    assert len(text.splitlines()) <= 60
+    assert len(text.splitlines()) <= 62
     shutil.copytree(KK_TINY, tmp_path / "agent")
     shutil.copy(ROOT / "examples" / "qwen_tools.jinja", tmp_path / "agent" / "chat_template.jinja")
     task, tokenizer = own.read_file(str(tmp_path / "stock.py")), AutoTokenizer.from_pretrained(tmp_path / "agent")
