@@ -51,7 +51,8 @@ Where this file deviates from the paper and its release (lasgroup/SDPO, a fork o
 - The release weights tokens by π/π_old, at most 2, and by π_old/π_sampler, at most 2. With one
   update a step the first one is 1; for the second see grpo_tis.py.
 - If prompt and hint together exceed --max_prompt_tokens + --max_response_tokens, or with the
-  response the model's positions, the hint is dropped. The release cuts such a prompt at 10,240 tokens.
+  response the model's positions, the hint is dropped. The release cuts such a prompt at 10,240
+  tokens.
 - Settings are grpo.py's (from the AR-Lopti paper), but for one update per step. The release's own:
   --lr 1e-5 --prompts_per_step 32.
 - All deviations of reinforce.py, except for its mean.

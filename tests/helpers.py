@@ -8,8 +8,11 @@ import pytest
 import torch
 from conftest import KK_TINY
 
+import evaluation.sampling
+import evaluation.settings
 import grpo
 import sft
+from rewards import kk
 from tools.maintain import updates
 
 PROMPTS, GROUP = 8, 3  # of the batch most tests use: 24 rows, 12 in each of a step's two mini-batches
@@ -39,6 +42,15 @@ def arguments(trainer=grpo, **changes):
 def refused(says):
     """The block raises a ValueError with this message; with an empty one, none."""
     return pytest.raises(ValueError, match=says) if says else contextlib.nullcontext()
+
+
+def requests_of(model, chat_template="auto"):
+    """What evaluate.py asks vLLM for one K&K puzzle: its requests, and the sampling's settings."""
+    args = evaluation.settings.Args(
+        suite="kk", max_response_tokens=8, dtype="float32", chat_template=chat_template, batch=1, template_options="{}"
+    )
+    problem = {**kk.generate(1, "2", seed=1)[0], "samples": 1, "temperature": 0, "seed": 0}
+    return evaluation.sampling.requests_of(str(model), [problem], args)
 
 
 def policy_and_optimizer():

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from conftest import KK_TINY, ROOT, metrics, python, run, small, timeless
+from conftest import KK_TINY, ROOT, metrics, python, run, small, timeless, until
 from helpers import SIZES, arguments, refused
 from prepared import start
 from safetensors.torch import load_file
@@ -82,17 +82,10 @@ def test_the_sampler_has_the_weights_of_so_many_steps_ago(in_turns):
         assert all(torch.equal(older[name], weights[name]) for name in weights)
 
 
-def wait_for(condition, seconds=400):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 def three_steps(folder, out, *flags):
     """(the trainer's process, its sampler's) of a long run after the checkpoint of its third step."""
     trainer = start([ROOT / "grpo_async.py", *flags], out, out)
-    wait_for(lambda: (folder / "checkpoints/step_000003").exists())
+    until((folder / "checkpoints/step_000003").exists, seconds=400)
     [sampler] = [child for child in psutil.Process(trainer.pid).children() if "spawn_main" in " ".join(child.cmdline())]
     return trainer, sampler
 
@@ -246,7 +239,7 @@ def test_a_run_that_is_resumed_after_a_death_is_it_too(in_turns, lag, number, tm
         sampler.terminate()
     os.kill(trainer.pid, number)
     trainer.join(400)
-    wait_for(lambda: not sampler.is_running())
+    until(lambda: not sampler.is_running())
     assert_same(folder, in_turns[lag])
     last = metrics(folder)[-1]["step"]
     assert (f"stopped by SIGTERM after step {last}" in again.read_text()) == (number == signal.SIGTERM)

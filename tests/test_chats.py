@@ -8,12 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import CHATML, KK_TINY, puzzles, task_settings, write_rows
-from helpers import chat, settings_of_sft
+from helpers import chat, requests_of, settings_of_sft
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-import evaluation.sampling
-import evaluation.settings
 from rewards import countdown, examples, kk, score
 from runtime import sampler
 from runtime.chats import check_template, control_names, encode, load_task, read_template_options, with_marks
@@ -279,11 +277,7 @@ def test_the_templates_end_of_turn_ends_a_response_whatever_the_configuration_sa
     assert load_chats(tokenizer, [chat("Who?", "Me.")] * 2)[0]["response_ids"][-1] == 635
     plain = load_chats(tokenizer, [chat("Who?", "Me.")] * 2, chat_template="none")[0]["response_ids"][-1]
     assert plain == tokenizer.eos_token_id
-    args = evaluation.settings.Args(
-        suite="kk", max_response_tokens=8, dtype="float32", chat_template="auto", batch=1, template_options="{}"
-    )
-    problem = {**kk.generate(1, "2", seed=1)[0], "samples": 1, "temperature": 0, "seed": 0}
-    assert evaluation.sampling.requests_of(str(folder), [problem], args)[1]["stop"] == ends
+    assert requests_of(folder)[1]["stop"] == ends
 
 
 # -------------------------------------------------------------------------------------------------- keys beside content

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import KK_TINY, check_linear_time, learn_by_heart, python, run, write_rows
+from conftest import KK_TINY, TALK, check_linear_time, learn_by_heart, python, run, write_rows
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -339,15 +339,7 @@ def test_other_suites_have_a_column_for_each_kind_and_one_for_all(suite, shares,
     assert {key: found["value"] for key, found in row["figures"].items()} == shares and row["format_rate"] == 1
 
 
-TALK = """
-from rewards import kk
-
-def load(source, split, *, size=None, seed=0):
-    return kk.load(source, split, people="2", size=size or 60, seed=seed)
-
-def reply(turns, problem):
-    return "Why?" if len(turns[-1]) % 3 and len(turns) < 3 else None
-
+WITH_TURNS = """
 def score_conversation(turns, answer):
     return {"reward": float(len(turns)), "correct": len(turns) == 2, "format": True}
 
@@ -367,7 +359,7 @@ def sampled(monkeypatch):
 def test_a_task_that_replies_is_evaluated_turn_by_turn(tmp_path, sampled):
     """With pass@k over conversations; those that are kept are read again, unless the task has changed."""
     task = tmp_path / "talk.py"
-    task.write_text(TALK)
+    task.write_text(TALK + WITH_TURNS)
     flags = [KK_TINY, "--suite", task, "--limit", 3, "--samples", 4, "--temperature", 1, "--pass_at_k"]
     flags += ["--max_turns", 2, "--max_response_tokens", 150, "--batch", 8]
     flags += ["--keep_responses", "--out", tmp_path / "out"]
@@ -386,7 +378,7 @@ def test_a_task_that_replies_is_evaluated_turn_by_turn(tmp_path, sampled):
     before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir() if path.is_file()}
     call(*flags)
     assert sampled == [2, 1] and {path: path.read_bytes() for path in before} == before
-    task.write_text(TALK.replace("Why?", "How so?"))
+    task.write_text((TALK + WITH_TURNS).replace("Why?", "How so?"))
     own.read_file.cache_clear()
     call(*flags)
     (new,) = {*(tmp_path / "out").glob("*_responses.jsonl")} - {*before}

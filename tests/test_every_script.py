@@ -13,7 +13,7 @@ import re
 import prepared
 import pytest
 import torch
-from conftest import KEYS, KK_TINY, ROOT, TALK, data_of, metrics, puzzles
+from conftest import KEYS, KK_TINY, ROOT, TALK, data_of, metrics, puzzles, python
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -227,6 +227,14 @@ def test_no_digit_has_moved(trained):
         before = fingerprint.measure(tree, GUARDED, launch=prepared.run)
     after = {script: fingerprint.numbers_of(trained[script]) for script in GUARDED}
     assert fingerprint.differences(before, after) == [], f"since {revision}: if they should move, {fingerprint.MOVED}"
+
+
+@pytest.mark.slow
+def test_a_process_that_a_script_starts_can_import_the_worker(tmp_path):
+    """As the sampler's process of grpo_async.py does: its words are the script's, and it must run nothing."""
+    (tmp_path / "worker.py").write_text(fingerprint.WORKER)
+    done = python("-c", f"import runpy; runpy.run_path('{tmp_path}/worker.py', run_name='__mp_main__')", "--lag", "1")
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture

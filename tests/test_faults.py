@@ -23,17 +23,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import KK_TINY, ROOT, run, run_together, small, write_rows
-from helpers import SIZES, adamw, arguments, flat, learn, policy_and_optimizer, refused
+from helpers import SIZES, adamw, arguments, flat, learn, policy_and_optimizer, refused, requests_of
 from transformers import AutoTokenizer
 
-import evaluation.sampling
-import evaluation.settings
 import grpo
 import opd
 import rewards
 import sft
 from grpo import Args
-from rewards import examples, kk
+from rewards import examples
 from runtime import chats, checkpoints, checks, distributed, files, flags, records, tools  # fmt: skip
 
 
@@ -675,10 +673,6 @@ def test_a_template_that_writes_the_date_writes_the_runs(prepare, tmp_path, caps
     assert prepare()[-1]["template_date"] is None and "the date" not in capsys.readouterr().out.split("2020")[-1]
     saved = shutil.copytree(folder, tmp_path / "old/checkpoints/step_000001")
     (tmp_path / "old/run.json").write_text('{"sizes": {"template_date": "2018-03-01"}}')
-    args = evaluation.settings.Args(
-        suite="kk", max_response_tokens=8, dtype="float32", chat_template="auto", batch=1, template_options="{}"
-    )
-    problem = {**kk.generate(1, "2", seed=1)[0], "samples": 1, "temperature": 0, "seed": 0}
     for model, date in ((saved, "01 Mar 2018"), (folder, f"{today:%d %b %Y}")):
-        (request,), _ = evaluation.sampling.requests_of(str(model), [problem], args)
+        (request,), _ = requests_of(model)
         assert AutoTokenizer.from_pretrained(folder).decode(request["prompt_ids"]).startswith(date)

@@ -15,14 +15,11 @@ import families
 import pytest
 import torch
 from conftest import run_together
-from helpers import refused
+from helpers import refused, requests_of
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
-import evaluation.sampling
-import evaluation.settings
 import grpo
-from rewards import kk
 from runtime import checkpoints, checks, distributed, lora, models, sampler
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
@@ -84,12 +81,8 @@ def test_a_folder_with_a_mistake_is_refused_in_one_line(name, tmp_path):
         checks.check_model(families.arguments(folder), 1024)
     assert not says or "\n" not in str(error.value)
     if name != "gptq":  # evaluate.py leaves it to vLLM
-        args = evaluation.settings.Args(
-            suite="kk", max_response_tokens=8, dtype="float32", chat_template="none", batch=1, template_options="{}"
-        )
-        problem = {**kk.generate(1, "2", seed=1)[0], "samples": 1, "temperature": 0, "seed": 0}
         with refused(says):
-            evaluation.sampling.requests_of(str(folder), [problem], args)
+            requests_of(folder, chat_template="none")
 
 
 def test_of_two_sets_of_files_vllm_reads_those_that_transformers_reads(tmp_path):

@@ -42,8 +42,9 @@ def test_the_hint_is_the_first_right_sibling_or_feedback(correct, feedback, expe
         assert hint == (template.format(text) if text else "")
 
 
-def made_up(tokenizer, args):
-    """(problems, responses, a batch with old_logp) of a group of four responses in the words above."""
+def with_hints(policy, args):
+    """(problems, responses, a batch, has_hint) of a group of four responses in the words above; the second is right."""
+    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
     problem = {"messages": [{"role": "user", "content": "Who is a knave, Adaeze or Quinn?"}], "prefix": "<think>"}
     problem["prompt_ids"] = chats.encode(tokenizer, problem)
     responses = []
@@ -51,22 +52,20 @@ def made_up(tokenizer, args):
         ids = tokenizer.encode(text, add_special_tokens=False)
         logprobs = SimpleNamespace(logprobs=[-1.0] * len(ids))
         responses.append(SimpleNamespace(token_ids=ids, text=text, logprobs=logprobs))
-    batch = sdpo.to_batch([problem] * 4, responses)
-    return [problem] * 4, responses, batch
+    problems = [problem] * 4
+    batch = sdpo.to_batch(problems, responses)
+    batch["old_logp"], _ = sdpo.log_probs(policy, batch, args)
+    scores = scores_of([0, 1, 0, 0], [None] * 4)
+    batch["teacher_logp"], has_hint = sdpo.hinted_log_probs(policy, batch, problems, responses, scores, tokenizer, args)
+    return problems, responses, batch, has_hint
 
 
 @pytest.mark.parametrize("tokens", [10**6, 1], ids=["one pass", "a pass per row"])
 def test_advantages_against_log_probabilities_in_float64(tokens):
     """At a temperature of 0.8, of a policy in float32. Response 1 is right: it is the others' hint, and has none."""
-    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
-    args = arguments(
-        sdpo, model=str(KK_TINY), responses_per_prompt=4, temperature=0.8, micro_batch_tokens=tokens
-    )  # fmt: skip
+    args = arguments(sdpo, model=str(KK_TINY), responses_per_prompt=4, temperature=0.8, micro_batch_tokens=tokens)
     policy = sdpo.load_policy(args, trained=True)
-    problems, responses, batch = made_up(tokenizer, args)
-    batch["old_logp"], _ = sdpo.log_probs(policy, batch, args)
-    scores = scores_of([0, 1, 0, 0], [None] * 4)
-    batch["teacher_logp"], has_hint = sdpo.hinted_log_probs(policy, batch, problems, responses, scores, tokenizer, args)
+    problems, responses, batch, has_hint = with_hints(policy, args)
     found = sdpo.compute_advantages(None, batch, args)
     assert has_hint.flatten().tolist() == [True, False, True, True] and not found[1].any()
 
@@ -80,7 +79,8 @@ def test_advantages_against_log_probabilities_in_float64(tokens):
 
     question = problems[0]["messages"][0]["content"]
     asked = f"{question}\n\nCorrect solution:\n\n{WORDS[1]}\n\nCorrectly solve the original question."
-    hinted = chats.encode(tokenizer, {"messages": [{"role": "user", "content": asked}], "prefix": "<think>"})
+    hinted = {"messages": [{"role": "user", "content": asked}], "prefix": "<think>"}
+    hinted = chats.encode(AutoTokenizer.from_pretrained(KK_TINY), hinted)
     for i in (0, 2, 3):
         ids = responses[i].token_ids
         expected = by_hand(hinted, ids) - by_hand(problems[0]["prompt_ids"], ids)
@@ -91,17 +91,13 @@ def test_advantages_against_log_probabilities_in_float64(tokens):
 def test_a_hint_that_does_not_fit_is_dropped():
     """The sampler's context is the limit, and the model's positions, with the response. Without any hint no pass is
     needed, and A is exactly 0."""
-    tokenizer = AutoTokenizer.from_pretrained(KK_TINY)
     for room, positions, fits in ((0, 2048, False), (500, 2048, True), (500, 50, False)):
         args = arguments(sdpo, model=str(KK_TINY), responses_per_prompt=4, max_prompt_tokens=20, max_response_tokens=9)
         args.max_prompt_tokens += room
         policy = sdpo.load_policy(args, trained=True)
         policy.lm.config.max_position_embeddings = positions
-        problems, responses, batch = made_up(tokenizer, args)
-        batch["old_logp"], _ = sdpo.log_probs(policy, batch, args)
-        scores = scores_of([0, 1, 0, 0], [None] * 4)
-        logp, has_hint = sdpo.hinted_log_probs(policy, batch, problems, responses, scores, tokenizer, args)
-        assert has_hint.any() == fits and torch.equal(logp, batch["old_logp"]) != fits
+        _, _, batch, has_hint = with_hints(policy, args)
+        assert has_hint.any() == fits and torch.equal(batch["teacher_logp"], batch["old_logp"]) != fits
 
 
 def test_the_metrics_by_hand(batch, monkeypatch):

@@ -56,8 +56,11 @@ WORKER = '''
 import importlib, json, os, shutil, sys, traceback
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 sys.path.insert(0, os.getcwd())
-runs, result, core = sys.argv[1:]  # a run gets other words
-os.sched_setaffinity(0, {int(core)})
+runs = {}
+if __name__ == "__main__":  # and not in the sampler's process of grpo_async.py, which imports this file, too
+    path, result, core = sys.argv[1:]  # a run gets other words
+    runs = json.load(open(path))
+    os.sched_setaffinity(0, {int(core)})
 import torch
 import rewards.examples
 from runtime import records
@@ -80,7 +83,7 @@ for data in (rewards, rewards.examples):
 size_of = lambda args: (args.dtype, args.max_prompt_tokens + args.max_response_tokens)
 engines = {}  # a run begins by giving its engine its weights, so that one serves all of a size
 ended = {}
-for name, (script, flags) in json.load(open(runs)).items():
+for name, (script, flags) in runs.items():
     try:
         trainer = importlib.import_module(script)
         if hasattr(trainer, "load_sampler"):
