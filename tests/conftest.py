@@ -296,7 +296,8 @@ def step_of_main(trainer, args, batch, rewards, monkeypatch, calls=None):
         to_update.update(old_logp=batch["old_logp"], entropy=batch["entropy"])  # as reinforce.py's does
         return {}
 
-    files = {name: named(name) for name in ("open", "begin_step", "write_tokens", "write_samples", "close")}
+    files = ("open", "begin_step", "write_tokens", "write_samples", "close", "check_sync")
+    files = {name: named(name) for name in files}
     run = SimpleNamespace(write=written.append, interrupted=lambda: False, **files)
     begun = (dataclasses.replace(args, steps=1), run, None, None, problems, [])
     stand_ins = {
@@ -316,7 +317,8 @@ def step_of_main(trainer, args, batch, rewards, monkeypatch, calls=None):
         for name, result in (("load", (0, 0)), ("save", None)):
             patch.setattr(trainer.checkpoints, name, named(name, result))
         patch.setattr(trainer.distributed, "end", lambda: calls.append("end"))
-        patch.setattr(trainer.sampler, "sleep", lambda llm: None)
+        for name in ("sleep", "fingerprint"):
+            patch.setattr(trainer.sampler, name, lambda llm: None)
         trainer.main()
     return written[-1], given[0]
 

@@ -508,7 +508,9 @@ def test_a_step_of_main_is_in_order(batch, monkeypatch):
             *before,
             *reference,
         ]
-        test = ["sync", "evaluate", "sync"] if script == "grpo_stale" else ["evaluate"]  # of the newest weights
+        test = ["evaluate"]
+        if script == "grpo_stale":  # evaluates the newest weights
+            test = ["check_sync", "sync", "evaluate", "sync"]
         assert calls == [
             *start, "update", "write_tokens", "sync", *test, "write_samples", "save" + critic, "close", "end"
         ], script  # fmt: skip

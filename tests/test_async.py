@@ -206,7 +206,7 @@ def answers(args, next_request, answer):
         seconds = time.perf_counter() - began
 
 
-def test_answers_do_not_wait_for_the_trainer():
+def test_answers_do_not_wait_for_the_trainer_nor_the_trainer_for_ever(monkeypatch):
     """A pipe holds 256 KiB. The trainer asks for four steps and is busy for a second, and the sampler goes on."""
     sampler = SamplerProcess(answers, SimpleNamespace(model="models/kk_tiny", sampler_gpus=""))
     sampler.request(0)
@@ -215,6 +215,10 @@ def test_answers_do_not_wait_for_the_trainer():
         sampler.request(step)
     time.sleep(1)
     assert all(sampler.receive(step)[0] < 0.5 for step in range(1, 5))
+    monkeypatch.setattr(sampler_process, "LONGEST_WAIT", 0.2)
+    monkeypatch.setattr(sampler_process, "PATIENCE", 0.2)
+    assert sampler.receive(5) is None and "gave no answer for" in sampler.how_it_ended()
+    monkeypatch.undo()
     sampler.process.kill()
     assert sampler.receive(5) is None and sampler.receive(6) is None
     assert sampler.how_it_ended() == "ended with exit code -9"
