@@ -470,7 +470,7 @@ def update(policy, optimizer, batch, step, args):
     num_clipped = 0
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
-        # What the loss needs from the whole mini-batch, on all processes:
+        # For the loss, over the whole mini-batch and all processes:
         logp = minibatch["old_logp"]  # before the first update nothing has moved: ρ is 1 exactly
         if grad_norms:
             logp, _ = log_probs(policy, minibatch, args, with_entropy=False)

@@ -63,7 +63,7 @@ class Args(settings.RunArgs):
 
     # ---- objective
     alpha: Fraction = 0.3  # α of advantage reweighting; 0: none
-    eta: Fraction = 0.5  # η, the largest low probability; 0: one stage with all tokens
+    eta: Fraction = 0.5  # η: tokens with π_old ≤ η are low; 0: one stage, all tokens
     lopti_stages: Literal["low,high", "high,low", "low", "high"] = "low,high"  # Lopti's, in order
     clip_low: Fraction = 0.2  # ε_low: the clip range of ρ begins at 1 − ε_low
     clip_high: NonNegativeFloat = 0.24  # ε_high: the clip range ends at 1 + ε_high
@@ -590,7 +590,8 @@ def update(policy, optimizer, batch, step, args):
     grad_norms = []  # one per update
     stages = args.lopti_stages.split(",")
     for stage, minibatch in product(stages, minibatches(batch, args.updates_per_step)):
-        divisor = all_reduce(minibatch["mask"].sum())  # Σ|o_i|, over all processes
+        # For the loss, over the whole mini-batch and all processes:
+        divisor = all_reduce(minibatch["mask"].sum())  # Σ|o_i|: response tokens
         minibatch = balance(minibatch, args)  # swaps rows between processes: equal work
         # From here, the mask has this stage's tokens alone; the divisor counts both stages.
         minibatch = {**minibatch, "mask": in_stage(stage, minibatch, args.eta)}

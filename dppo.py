@@ -445,7 +445,8 @@ def update(policy, optimizer, batch, step, args):
     num_clipped = 0
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
-        divisor = all_reduce(minibatch["mask"].sum())  # Σ|o_i|, over all processes
+        # For the loss, over the whole mini-batch and all processes:
+        divisor = all_reduce(minibatch["mask"].sum())  # Σ|o_i|: response tokens
         minibatch = balance(minibatch, args)  # swaps rows between processes: equal work
 
         clipped, grad_norm = update_once(policy, optimizer, minibatch, divisor, step, args)

@@ -401,7 +401,7 @@ def update(policy, optimizer, batch, step, args):
     num_clipped = 0
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
-        # What the loss needs from the whole mini-batch, on all processes:
+        # For the loss, over the whole mini-batch and all processes:
         divisor = all_reduce(len(minibatch["mask"])) * args.max_response_tokens
         minibatch = balance(minibatch, args)  # swaps rows between processes: equal work
 

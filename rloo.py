@@ -381,7 +381,8 @@ def update(policy, optimizer, batch, step, args):
     """
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
-        divisor = all_reduce(minibatch["mask"].sum())  # Σ|o_i|, over all processes
+        # For the loss, over the whole mini-batch and all processes:
+        divisor = all_reduce(minibatch["mask"].sum())  # Σ|o_i|: response tokens
         minibatch = balance(minibatch, args)  # swaps rows between processes: equal work
 
         grad_norms.append(update_once(policy, optimizer, minibatch, divisor, step, args))
