@@ -27,9 +27,10 @@ noise. λ = 0 means Â = δ.
 What differs from grpo.py: ValueModel, of the policy's size, with an optimizer of its own;
 compute_values, estimate_advantages, value_loss, update_values; the KL term is in the rewards
 instead of the loss. The policy's update is the same. The second trained model, its AdamW state, a
-forward pass and an update are what GRPO does without. Metrics: value_loss, value_clip_rate,
-value_grad_norm, explained_variance (1 − variance of R − V_old over variance of R: 0 is no better
-than a constant, 1 is perfect; null if all returns are equal).
+forward pass and an update are what GRPO does without. Metrics: kl, which is k3 although the rewards
+have k1; value_loss, value_clip_rate, value_grad_norm, explained_variance (1 − variance of R
+− V_old over variance of R: 0 is no better than a constant, 1 is perfect; null if all returns are
+equal).
 
 Where this file deviates from the papers and from verl's `gae`, and why:
 - The critic is the initial model with a new linear head that is zero, so V is 0 everywhere at
@@ -687,7 +688,7 @@ def main():
         scores = score(task, responses, problems)
         clock.lap("score")
 
-        # Compute log-probabilities from before the update.
+        # Compute advantages, and log-probabilities from before the update.
         batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
         if reference:
             batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
@@ -713,7 +714,7 @@ def main():
         timings = clock.end("sync")  # seconds per phase, peak memory
 
         # Log, evaluate, save.
-        kl = k3(batch["old_logp"], batch["ref_logp"])  # [N, T]; a metric: the rewards have k1
+        kl = k3(batch["old_logp"], batch["ref_logp"])  # [N, T]
         gap = (batch["old_logp"] - batch["sampler_logp"]).abs()  # [N, T]
         row = {
             "step": step,
