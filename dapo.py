@@ -16,24 +16,25 @@ and a mean over tokens instead of responses. This file adds the other two:
     dynamic sampling   a group whose rewards are all equal has A = 0 and teaches nothing. Drop it,
                        and sample prompts_per_step more prompts, until prompts_per_step groups are
                        kept or max_refills such refills are made. Surplus groups are not used.
-    overlong shaping   with L = max_response_tokens and a buffer of B tokens, lower the reward of a
-                       response of n tokens before A is computed: by 0 up to n = L − B, and by
-                       (n − (L − B)) / B beyond, which is 1 at n = L
+    overlong shaping   add a penalty to the reward before A is computed. With L =
+                       max_response_tokens and a buffer of B tokens, a response of n tokens gets
+                       0 up to n = L − B, and −(n − (L − B)) / B beyond, which is −1 at n = L
 
 If too few groups are kept after the last refill, the step trains on the groups that it has, spread
 evenly over its updates. An update without response tokens is skipped. If no group is kept at all,
 no weight changes, and the step is logged with groups_kept 0 and optimizer_steps 0.
 
---mask_truncated also leaves truncated responses out of the loss: their tokens have no gradient and
-are not counted in Σ|o_i|, but their rewards count in the group's mean. The paper calls it "overlong
-filtering"; in its ablation, the penalty comes a row later. TRL (mask_truncated_completions) and
-SkyRL (apply_overlong_filtering) have it.
+--mask_truncated, which is off by default, leaves truncated responses out of the loss: their tokens
+have no gradient and are not counted in Σ|o_i|, but their rewards count in the group's mean. The
+paper calls this "overlong filtering". Its ablation adds it first, and the penalty later. TRL
+(mask_truncated_completions) and SkyRL (apply_overlong_filtering) have it.
 
 What differs from grpo.py: --max_refills, --overlong_buffer and --mask_truncated, with a check;
-overlong_penalty; main calls dynamic_sampling instead of sample, which uses is_mixed, gather_groups,
-deal_groups and GroupsBar; minibatches skips empty parts. Metrics of responses and rewards cover all
-sampled responses, with rewards before the penalty (overlong_penalty is the mean penalty). Metrics
-per token (entropy, kl, sampler_gap, clip_rate) cover only the responses that are trained on.
+overlong_penalty; instead of sample, main calls dynamic_sampling, which uses is_mixed,
+gather_groups, deal_groups and GroupsBar; minibatches skips empty parts. Metrics of responses and
+rewards cover all sampled responses, with rewards before the penalty (overlong_penalty is the mean
+penalty). Metrics per token (entropy, kl, sampler_gap, clip_rate) cover only the responses that are
+trained on.
 
 Where this file deviates from the paper and its release (a recipe of verl), and why:
 - A group is dropped if the rule's rewards, before the penalty, are all equal. So a group of correct
@@ -52,8 +53,8 @@ Where this file deviates from the paper and its release (a recipe of verl), and 
   makes at most 10 rounds (--max_refills 9).
 - --epochs gives as many steps as without refills. Refills use up the problems sooner, so problems
   repeat. The AR-Lopti paper also fixes the number of steps: 360 for its 3B model, 300 for the 7B.
-- Those of grpo.py that concern DAPO's paper, too: clamped log-ratios, A = 0 if rewards only differ
-  by rounding, mini-batches of whole groups, greedy evaluation.
+- Deviations of grpo.py that are deviations from DAPO's paper, too: clamped log-ratios, A = 0 if
+  rewards only differ by rounding, mini-batches of whole groups, greedy evaluation.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 dapo.py …` for four):
     python dapo.py --steps 360
@@ -307,7 +308,7 @@ def generate(llm, prompts, when, args, **sampling_params):
 
 
 def sample(llm, problems, step, args):
-    """Sample responses from the current policy. Returns tensors (see to_batch) and vLLM's outputs.
+    """Sample responses from the current policy. Returns tensors (see to_batch) and the responses.
 
     problems: one per response, so each problem is repeated G times in a row.
     """
@@ -386,10 +387,10 @@ def deal_groups(groups, like, args):
 
     All processes have the same groups. They are spread over the step's updates in order, then over
     the processes; the numbers of groups differ by at most one. Groups without response tokens fill
-    the batch up to prompts_per_step; their scores are copies of one score, so that A = 0, and
-    their "turns" (of tasks with several turns) are empty. So all parts have the same number of
-    rows, and minibatches cuts them like a full step. like: a batch with the same keys, for the case
-    of no groups.
+    the batch up to prompts_per_step. They may have any scores, because A is 0 without tokens; in
+    their scores, "turns" is empty for tools.combine: with gigpo.py, turn_advantages reads it. So
+    all parts have the same number of rows, and minibatches cuts them like a full step. like: a
+    batch with the same keys, for the case of no groups.
     """
     size = args.prompts_per_step // args.updates_per_step  # groups per update, on all processes
     first_group = slice(args.responses_per_prompt)
@@ -400,9 +401,9 @@ def deal_groups(groups, like, args):
         else:
             empty[name] = [{**rows[0], "turns": []}] * args.responses_per_prompt
     mine = []
-    for part in torch.arange(len(groups)).tensor_split(args.updates_per_step):
-        of_update = [groups[i] for i in part] + [empty] * size
-        mine += of_update[RANK:size:WORLD_SIZE]
+    for part in torch.arange(len(groups)).tensor_split(args.updates_per_step):  # an even split
+        of_update = [groups[i] for i in part] + [empty] * size  # filled up with empty groups
+        mine += of_update[RANK:size:WORLD_SIZE]  # the first `size`, dealt to processes in turn
     share = {}
     for name in empty:
         rows = [row for group in mine for row in group[name]]
@@ -447,16 +448,19 @@ def dynamic_sampling(llm, task, train, num_used, step, clock, args):
         # Take this process's problems, each repeated G times in a row. Every epoch is shuffled
         # anew; leftover problems that do not fill a step are dropped.
         new_problems, num_used = next_problems(train, num_used, args)
-        # `when` enters the seeds. A refill has its own (the step + the prompts sampled before it in
-        # this step), in case a problem comes twice in a step.
+        # Seeds depend on `when`: "7" in round one of step 7, "7+64" after 64 prompts. So a problem
+        # that comes again in a refill gets new seeds.
         when = f"{step}+{refill * args.prompts_per_step}" if refill else step
         batch, new_responses = sample(llm, new_problems, when, args)
         clock.lap("sample")
+        # A score has a reward (K&K: 3 if right, −0.5 if wrong, −1 if no answer can be read, −3 if
+        # tags are missing), correct and format.
         new_scores = score(task, new_responses, new_problems)
         for s, length in zip(new_scores, batch["mask"].sum(1).tolist()):
             s["penalty"] = overlong_penalty(length, args)
         clock.lap("score")
-        # Copies, with the penalty added to the reward; new_scores keep the rule's rewards.
+        # Copies with the penalty added to the reward and, if the task gives parts of a reward, to
+        # its parts; new_scores keep the rule's rewards.
         batch["scores"] = [with_part(s, "overlong_penalty", s["penalty"]) for s in new_scores]
         if args.mask_truncated:  # overlong filtering
             batch["mask"] &= torch.tensor([[r.finish_reason != "length"] for r in new_responses])
@@ -651,7 +655,7 @@ def evaluate(llm, task, test, step, run, args):
     problems = []  # one per response
     for problem in prompts:
         problems += [problem] * k
-    scores = score(task, responses, problems)  # keys: reward, correct, format (see main)
+    scores = score(task, responses, problems)  # keys: reward, correct, format …
     run.write_tests(step, prompts, responses[::k], scores[::k])  # the first response per problem
     accuracy = metrics.accuracy_by_category("eval/accuracy", problems, scores)  # over all processes
     pass_at_k = metrics.pass_at_each_k("eval/pass", problems, scores, k)  # {} if k is 1
@@ -701,7 +705,7 @@ def main():
         scores = batch.pop("scores")  # of the groups in the batch, penalties included
         sampler.sleep(llm)  # frees GPU memory for training; sync_weights wakes it up
 
-        # Compute advantages, and log-probabilities from before the update.
+        # Compute log-probabilities from before the update.
         batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
         if reference:
             batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)

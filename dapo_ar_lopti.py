@@ -286,7 +286,7 @@ def generate(llm, prompts, when, args, **sampling_params):
 
 
 def sample(llm, problems, step, args):
-    """Sample responses from the current policy. Returns tensors (see to_batch) and vLLM's outputs.
+    """Sample responses from the current policy. Returns tensors (see to_batch) and the responses.
 
     problems: one per response, so each problem is repeated G times in a row.
     """
@@ -365,10 +365,10 @@ def deal_groups(groups, like, args):
 
     All processes have the same groups. They are spread over the step's updates in order, then over
     the processes; the numbers of groups differ by at most one. Groups without response tokens fill
-    the batch up to prompts_per_step; their scores are copies of one score, so that A = 0, and
-    their "turns" (of tasks with several turns) are empty. So all parts have the same number of
-    rows, and minibatches cuts them like a full step. like: a batch with the same keys, for the case
-    of no groups.
+    the batch up to prompts_per_step. They may have any scores, because A is 0 without tokens; in
+    their scores, "turns" is empty for tools.combine: with gigpo.py, turn_advantages reads it. So
+    all parts have the same number of rows, and minibatches cuts them like a full step. like: a
+    batch with the same keys, for the case of no groups.
     """
     size = args.prompts_per_step // args.updates_per_step  # groups per update, on all processes
     first_group = slice(args.responses_per_prompt)
@@ -379,9 +379,9 @@ def deal_groups(groups, like, args):
         else:
             empty[name] = [{**rows[0], "turns": []}] * args.responses_per_prompt
     mine = []
-    for part in torch.arange(len(groups)).tensor_split(args.updates_per_step):
-        of_update = [groups[i] for i in part] + [empty] * size
-        mine += of_update[RANK:size:WORLD_SIZE]
+    for part in torch.arange(len(groups)).tensor_split(args.updates_per_step):  # an even split
+        of_update = [groups[i] for i in part] + [empty] * size  # filled up with empty groups
+        mine += of_update[RANK:size:WORLD_SIZE]  # the first `size`, dealt to processes in turn
     share = {}
     for name in empty:
         rows = [row for group in mine for row in group[name]]
@@ -426,16 +426,19 @@ def dynamic_sampling(llm, task, train, num_used, step, clock, args):
         # Take this process's problems, each repeated G times in a row. Every epoch is shuffled
         # anew; leftover problems that do not fill a step are dropped.
         new_problems, num_used = next_problems(train, num_used, args)
-        # `when` enters the seeds. A refill has its own (the step + the prompts sampled before it in
-        # this step), in case a problem comes twice in a step.
+        # Seeds depend on `when`: "7" in round one of step 7, "7+64" after 64 prompts. So a problem
+        # that comes again in a refill gets new seeds.
         when = f"{step}+{refill * args.prompts_per_step}" if refill else step
         batch, new_responses = sample(llm, new_problems, when, args)
         clock.lap("sample")
+        # A score has a reward (K&K: 3 if right, −0.5 if wrong, −1 if no answer can be read, −3 if
+        # tags are missing), correct and format.
         new_scores = score(task, new_responses, new_problems)
         for s, length in zip(new_scores, batch["mask"].sum(1).tolist()):
             s["penalty"] = overlong_penalty(length, args)
         clock.lap("score")
-        # Copies, with the penalty added to the reward; new_scores keep the rule's rewards.
+        # Copies with the penalty added to the reward and, if the task gives parts of a reward, to
+        # its parts; new_scores keep the rule's rewards.
         batch["scores"] = [with_part(s, "overlong_penalty", s["penalty"]) for s in new_scores]
         if args.mask_truncated:  # overlong filtering
             batch["mask"] &= torch.tensor([[r.finish_reason != "length"] for r in new_responses])
@@ -656,7 +659,7 @@ def evaluate(llm, task, test, step, run, args):
     problems = []  # one per response
     for problem in prompts:
         problems += [problem] * k
-    scores = score(task, responses, problems)  # keys: reward, correct, format (see main)
+    scores = score(task, responses, problems)  # keys: reward, correct, format …
     run.write_tests(step, prompts, responses[::k], scores[::k])  # the first response per problem
     accuracy = metrics.accuracy_by_category("eval/accuracy", problems, scores)  # over all processes
     pass_at_k = metrics.pass_at_each_k("eval/pass", problems, scores, k)  # {} if k is 1
@@ -706,7 +709,7 @@ def main():
         scores = batch.pop("scores")  # of the groups in the batch, penalties included
         sampler.sleep(llm)  # frees GPU memory for training; sync_weights wakes it up
 
-        # Compute advantages, and log-probabilities from before the update.
+        # Compute log-probabilities from before the update.
         batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
         if reference:
             batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)

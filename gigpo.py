@@ -3,9 +3,9 @@
 From *Group-in-Group Policy Optimization* (arXiv 2505.10978; release: langfengQ/verl-agent). In
 grpo_multi_turn.py all turns of a conversation share one advantage, so a good turn before a bad one
 is punished with it. GiGPO looks for turns that began in the same state, an anchor state: a square
-of a maze, or the range that is left for the number to guess. What came after such turns shows which
-of them was better. No critic is trained, and nothing more is sampled. Maximise, over conversations
-o_i and the tokens o_it that the model wrote in them,
+of a maze or, in a guessing game, the range in which the number can still be. What came after such
+turns shows which of them was better. No critic is trained, and nothing more is sampled. Maximise,
+over conversations o_i and the tokens o_it that the model wrote in them,
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t { min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A] − β·k3 }
 
@@ -37,14 +37,14 @@ Deviations from the paper
   range (docs/algorithms/gigpo.md).
 - --episode_weight. The paper gives A_episode no weight. Its ablation drops A_episode or A_turn, as
   --episode_weight 0 and --omega 0 do here.
-- F_norm, the divisor, is the standard deviation or 1 in the paper. Here --turn_std selects it for
-  A_turn; A_episode always has the standard deviation, as in grpo.py.
+- The divisor of A (F_norm in the paper) is the standard deviation or 1 in the paper. Here
+  --turn_std selects it for A_turn; A_episode always has the standard deviation, as in grpo.py.
 - The paper averages over conversations and turns, and has a ratio per turn. J is a mean over tokens
   with a ratio per token, as in grpo.py. The paper calls a turn a step, A_episode A^E, A_turn A^S.
 
 Deviations from the release
-- Each turn is a row of its own, whose prompt has the last observations. Here a conversation is one
-  row, and a turn reads all that came before it.
+- In the release, each turn is a row of its own, whose prompt has the last observations. Here a
+  conversation is one row, and a turn reads all that came before it.
 - The release normalises A_episode over the group's turns, so that long conversations count more
   often.
 - The release's default divisor is 1, for both advantages. Its state is the text of the observation,
@@ -109,7 +109,7 @@ class Args(settings.RunArgs):
     prompts_per_step: PositiveInt = 64  # a multiple of updates_per_step × processes (one per GPU)
     responses_per_prompt: GroupSize = 8  # G, the group size: responses to each prompt
     max_response_tokens: PositiveInt = 4096  # per conversation, replies included
-    max_turns: PositiveInt = 4  # turns of the model; TURNS in the task's file replaces it
+    max_turns: PositiveInt = 4  # the model's turns; default: the task's TURNS, if it has it
     max_reply_tokens: PositiveInt = 1024  # longer replies of the task are truncated
     tool_timeout: PositiveFloat = 10.0  # seconds per tool call; then its reply is an error
     tool_parser: str = "auto"  # vLLM's parser for calls of the task's TOOLS; auto: by template
@@ -278,7 +278,7 @@ def load_sampler(args):
 
 
 def generate(llm, prompts, when, args, n, **sampling_params):
-    """Play n conversations about each problem: see converse. Callers have no task to pass."""
+    """Play n conversations about each problem: see converse. Takes no task, as in grpo.py."""
     return converse(llm, find_task(args.task), prompts, when, args, n, **sampling_params)
 
 
@@ -318,11 +318,14 @@ def generate_turn(llm, prompts, when, args, **sampling_params):
 
 
 class Conversation:
-    """The model's turns and the task's replies about one problem, as texts and as tokens."""
+    """The model's turns and the task's replies about one problem, as texts and as tokens.
+
+    It takes the place of vLLM's response: text, token_ids and finish_reason are read elsewhere.
+    """
 
     def __init__(self, problem, row, side):
         self.problem = problem
-        self.side = side  # what the task keeps for it: an object of its own, counts of calls
+        self.side = side  # the task's own data on it, and how many calls it had
         self.row = row  # among the G conversations about this problem
         self.turns = []  # the texts of the model's turns
         self.states = []  # the anchor state in which each turn began
@@ -357,7 +360,7 @@ class Conversation:
         self.is_own += [False] * len(ids)
         self.logp += [0.0] * len(ids)
 
-    def to_go_on(self):
+    def next_problem(self):
         """Return the problem of the next turn: its prompt is all tokens so far."""
         return {
             "prompt_ids": self.problem["prompt_ids"] + self.ids,
@@ -379,10 +382,10 @@ def converse(llm, task, prompts, when, args, n, **sampling_params):
             conversations.append(Conversation(problem, row, tools.Side(task, problem, seed)))
     # Empty the cache once, not per turn: a turn reuses keys and values of the turns before it.
     sampler.empty_prefix_cache(llm)  # it has prompts' keys and values, of older weights
-    # add_turn reads log π, in evaluations, too (see sample).
+    # An evaluation asks for no log π, but add_turn needs it (see sample).
     sampling_params |= {"logprobs": 0, "flat_logprobs": True}
-    asked = [{**problem, "tokens_used": 0} for problem in prompts]
-    turns = generate_turn(llm, asked, when, args, n=n, **sampling_params)
+    problems = [{**problem, "tokens_used": 0} for problem in prompts]
+    turns = generate_turn(llm, problems, when, args, n=n, **sampling_params)
     going_on = conversations
     while going_on:  # turns: one per conversation that goes on, in their order
         for conversation, turn in zip(going_on, turns):
@@ -392,27 +395,28 @@ def converse(llm, task, prompts, when, args, n, **sampling_params):
             conversation.add_turn(turn)
         going_on = add_replies(going_on, task, llm.get_tokenizer(), args)
         if going_on:
-            asked = [conversation.to_go_on() for conversation in going_on]
+            problems = [conversation.next_problem() for conversation in going_on]
             occasion = f"{when}, turn {len(going_on[0].turns) + 1}"
-            turns = generate_turn(llm, asked, occasion, args, **sampling_params)
+            turns = generate_turn(llm, problems, occasion, args, **sampling_params)
     return conversations
 
 
 def add_replies(conversations, task, tokenizer, args):
     """Add the task's reply to each conversation. Returns the conversations that continue."""
     # A truncated turn ends its conversation, without a reply.
-    asked = [one for one in conversations if one.finish_reason != "length"]
+    complete = [one for one in conversations if one.finish_reason != "length"]
     going_on = []
     # All tool calls run at once, even in the last allowed turn: only the task knows whether the
-    # conversation is over. Then its reply is None. Otherwise it is a text, or a list of texts, one
-    # per tool call.
-    for one, reply in zip(asked, tools.replies(task, asked, tokenizer, args)):
+    # conversation is over. If it is, the reply is None. Otherwise the reply is a text, or a list of
+    # texts, one per tool call.
+    for one, reply in zip(complete, tools.replies(task, complete, tokenizer, args)):
         if reply is None:
             continue
         one.finish_reason = "length"  # truncated, unless the reply and a turn after it fit
         if len(one.turns) == args.max_turns:
             continue
-        # one.text is the turn before: in Mistral's format, results repeat the ids of its calls.
+        # Mistral's template repeats the id of each tool call beside its result. So encode_reply
+        # needs one.text, the turn that made the calls.
         ids = encode_reply(tokenizer, reply, args.chat_template, args.template_options, one.text)
         if len(one.ids) + len(ids) < args.max_response_tokens:
             one.finish_reason = "stop"
@@ -422,7 +426,7 @@ def add_replies(conversations, task, tokenizer, args):
 
 
 def sample(llm, problems, step, args):
-    """Sample responses from the current policy. Returns tensors (see to_batch) and vLLM's outputs.
+    """Sample responses from the current policy. Returns tensors (see to_batch) and the responses.
 
     problems: one per response, so each problem is repeated G times in a row.
     """
@@ -511,24 +515,25 @@ def turn_advantages(scores, batch, args):
     """Compute A_turn of every token: its turn's return, normalised over turns with an equal state.
 
     scores: one per conversation. rewards.score has added "turns" to each, from the conversation's
-    states and lengths: a list of (the problem's id, state, number of tokens). turn_rewards reads
-    each turn's reward. Returns [N, T], zero outside the batch's mask.
+    states and lengths: a list of (the problem's id, state, number of tokens). turn_rewards returns
+    the parts of a score that belong to turns; the rest of the reward goes to the last turn.
+    Returns [N, T], zero outside the batch's mask.
     """
     turns = []  # (state, return) of every turn, in order
     for one in scores:
         returns = discounted_returns(turn_rewards(one, len(one["turns"])), args.gamma)
         turns += zip(states_of([one], args), returns)
     of_state = {}  # state: the returns of all turns that begin in it, in all processes
-    for began, value in gather(turns):
-        of_state.setdefault(began, []).append(value)
+    for anchor, value in gather(turns):
+        of_state.setdefault(anchor, []).append(value)
     advantages = []
-    for began, value in turns:
+    for anchor, value in turns:
         # Subtract the first return, which cancels in A: then equal returns have A = 0 exactly.
-        first = of_state[began][0]
-        others = torch.tensor(of_state[began], dtype=torch.float64) - first
-        # A turn alone in its state has A_turn 0: there is no other to compare it with.
-        std = others.std() + 1e-6 if args.turn_std and len(others) > 1 else 1.0
-        advantages.append(((value - first - others.mean()) / std).item())
+        first = of_state[anchor][0]
+        shifted = torch.tensor(of_state[anchor], dtype=torch.float64) - first
+        # One return has no std. Its A_turn is 0, because it equals its mean.
+        std = shifted.std() + 1e-6 if args.turn_std and len(shifted) > 1 else 1.0
+        advantages.append(((value - first - shifted.mean()) / std).item())
     lengths = torch.tensor([length for one in scores for *_, length in one["turns"]])
     of_tokens = torch.tensor(advantages).repeat_interleave(lengths)  # in the mask's order
     return to_rows(of_tokens, batch["mask"])
@@ -542,8 +547,8 @@ def states_of(scores, args):
     """
     states = []
     for one in scores:
-        for problem_id, began, _ in one["turns"]:
-            states.append((problem_id if args.anchors == "group" else None, began))
+        for problem_id, anchor, _ in one["turns"]:
+            states.append((problem_id if args.anchors == "group" else None, anchor))
     return states
 
 
@@ -674,7 +679,7 @@ def evaluate(llm, task, test, step, run, args):
     problems = []  # one per response
     for problem in prompts:
         problems += [problem] * k
-    scores = score(task, responses, problems)  # keys: reward, correct, format (see main)
+    scores = score(task, responses, problems)  # keys: reward, correct, format …
     run.write_tests(step, prompts, responses[::k], scores[::k])  # the first response per problem
     accuracy = metrics.accuracy_by_category("eval/accuracy", problems, scores)  # over all processes
     pass_at_k = metrics.pass_at_each_k("eval/pass", problems, scores, k)  # {} if k is 1
@@ -731,7 +736,7 @@ def main():
         scores = score(task, responses, problems)
         clock.lap("score")
 
-        # Compute advantages, and log-probabilities from before the update.
+        # Compute log-probabilities from before the update.
         batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
         if reference:
             batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)
@@ -760,7 +765,8 @@ def main():
             "kl": metrics.token_mean(kl, batch["mask"]) if reference else None,
             **updated,
             "weights_changed": metrics.share_changed(weights_before, policy, args.dtype),
-            "shared_states": metrics.shared(states_of(scores, args)),  # by two turns or more
+            # Fraction of all turns whose state another turn shares:
+            "shared_states": metrics.shared(states_of(scores, args)),
             **timings,
         }
         if step == args.steps or (step % args.eval_every == 0 and not run.interrupted()):

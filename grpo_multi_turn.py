@@ -1,9 +1,9 @@
 """GRPO over several turns: the model writes, the task replies, and the model continues.
 
-A problem here is a conversation. The model's turn may call a tool (rewards/calculator.py) or be a
-move in a game (rewards/guess.py). The task reads the turn and replies, and the model writes its
-next turn, until the task has nothing more to say. The whole conversation gets one reward at its
-end. Maximise, over conversations o_i in place of responses,
+A response here is a whole conversation about a problem. The model's turn may call a tool
+(rewards/calculator.py) or be a move in a game (rewards/guess.py). The task reads the turn and
+replies, and the model writes its next turn, until the task has nothing more to say. The whole
+conversation gets one reward at its end. Maximise, over conversations o_i in place of responses,
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t { min[ρ·A, clip(ρ, 1−ε_low, 1+ε_high)·A] − β·k3 }
 
@@ -21,18 +21,24 @@ What differs from grpo.py
 - Tokens in, tokens out. A turn's prompt is the token ids of the problem, of earlier turns as they
   were sampled, and of the replies. Turns are never decoded and encoded again: that could split the
   same text into other tokens, which the policy did not sample, and ρ would be wrong. Only a reply
-  is encoded, once, as the model's chat template writes a user's turn. A template that would rewrite
-  earlier turns (Qwen3's drops their thinking) can't: it only sees the last turn and the reply.
+  is encoded, once: the model's chat template writes the last turn and the reply after it, as a
+  user's turn or as results of tools, and the ids after the turn are kept. So a template can't
+  rewrite earlier turns, as Qwen3's does by dropping their thinking.
 - The mask has gaps: it is True where the model wrote. The policy, the loss and the divisor only
   read masks, so they are grpo.py's.
 - --max_turns limits the turns, and --max_response_tokens limits all tokens of a conversation,
-  replies included; a single turn has no limit. A conversation that reaches a limit is truncated.
+  replies included; a turn has no limit of its own. A conversation that reaches a limit is
+  truncated.
 
-A task without reply(), such as kk (Knights & Knaves), ends every conversation after its first turn.
-Then this file is grpo.py, bitwise.
+A task's file defines reply(turns, problem), or TOOLS, a list of functions that the model may call,
+or a class Conversation that keeps a state. TURNS in it is the default of --max_turns. See
+docs/add_a_task.md.
+
+A task that has none of them, such as kk (Knights & Knaves), ends every conversation after its first
+turn. Then this file is grpo.py, bitwise.
 
 No single paper describes this algorithm. Masking a tool's output is common: Search-R1 (arXiv
-2503.09516) and ReTool (arXiv 2504.11536) do it for PPO and GRPO. Other settings, and the
+2503.09516) and ReTool (arXiv 2504.11536) do it for PPO and GRPO. All other settings, and the
 deviations, are grpo.py's.
 
 Command (one 80 GB GPU; on two cores, `make agent` trains SmolLM2-135M in minutes):
@@ -85,7 +91,7 @@ class Args(settings.RunArgs):
     prompts_per_step: PositiveInt = 64  # a multiple of updates_per_step × processes (one per GPU)
     responses_per_prompt: GroupSize = 8  # G, the group size: responses to each prompt
     max_response_tokens: PositiveInt = 4096  # per conversation, replies included
-    max_turns: PositiveInt = 4  # turns of the model; TURNS in the task's file replaces it
+    max_turns: PositiveInt = 4  # the model's turns; default: the task's TURNS, if it has it
     max_reply_tokens: PositiveInt = 1024  # longer replies of the task are truncated
     tool_timeout: PositiveFloat = 10.0  # seconds per tool call; then its reply is an error
     tool_parser: str = "auto"  # vLLM's parser for calls of the task's TOOLS; auto: by template
@@ -254,7 +260,7 @@ def load_sampler(args):
 
 
 def generate(llm, prompts, when, args, n, **sampling_params):
-    """Play n conversations about each problem: see converse. Callers have no task to pass."""
+    """Play n conversations about each problem: see converse. Takes no task, as in grpo.py."""
     return converse(llm, find_task(args.task), prompts, when, args, n, **sampling_params)
 
 
@@ -294,11 +300,14 @@ def generate_turn(llm, prompts, when, args, **sampling_params):
 
 
 class Conversation:
-    """The model's turns and the task's replies about one problem, as texts and as tokens."""
+    """The model's turns and the task's replies about one problem, as texts and as tokens.
+
+    It takes the place of vLLM's response: text, token_ids and finish_reason are read elsewhere.
+    """
 
     def __init__(self, problem, row, side):
         self.problem = problem
-        self.side = side  # what the task keeps for it: an object of its own, counts of calls
+        self.side = side  # the task's own data on it, and how many calls it had
         self.row = row  # among the G conversations about this problem
         self.turns = []  # the texts of the model's turns
         self.replies = []  # the texts of the task's replies
@@ -330,7 +339,7 @@ class Conversation:
         self.is_own += [False] * len(ids)
         self.logp += [0.0] * len(ids)
 
-    def to_go_on(self):
+    def next_problem(self):
         """Return the problem of the next turn: its prompt is all tokens so far."""
         return {
             "prompt_ids": self.problem["prompt_ids"] + self.ids,
@@ -352,37 +361,38 @@ def converse(llm, task, prompts, when, args, n, **sampling_params):
             conversations.append(Conversation(problem, row, tools.Side(task, problem, seed)))
     # Empty the cache once, not per turn: a turn reuses keys and values of the turns before it.
     sampler.empty_prefix_cache(llm)  # it has prompts' keys and values, of older weights
-    # add_turn reads log π, in evaluations, too (see sample).
+    # An evaluation asks for no log π, but add_turn needs it (see sample).
     sampling_params |= {"logprobs": 0, "flat_logprobs": True}
-    asked = [{**problem, "tokens_used": 0} for problem in prompts]
-    turns = generate_turn(llm, asked, when, args, n=n, **sampling_params)
+    problems = [{**problem, "tokens_used": 0} for problem in prompts]
+    turns = generate_turn(llm, problems, when, args, n=n, **sampling_params)
     going_on = conversations
     while going_on:  # turns: one per conversation that goes on, in their order
         for conversation, turn in zip(going_on, turns):
             conversation.add_turn(turn)
         going_on = add_replies(going_on, task, llm.get_tokenizer(), args)
         if going_on:
-            asked = [conversation.to_go_on() for conversation in going_on]
+            problems = [conversation.next_problem() for conversation in going_on]
             occasion = f"{when}, turn {len(going_on[0].turns) + 1}"
-            turns = generate_turn(llm, asked, occasion, args, **sampling_params)
+            turns = generate_turn(llm, problems, occasion, args, **sampling_params)
     return conversations
 
 
 def add_replies(conversations, task, tokenizer, args):
     """Add the task's reply to each conversation. Returns the conversations that continue."""
     # A truncated turn ends its conversation, without a reply.
-    asked = [one for one in conversations if one.finish_reason != "length"]
+    complete = [one for one in conversations if one.finish_reason != "length"]
     going_on = []
     # All tool calls run at once, even in the last allowed turn: only the task knows whether the
-    # conversation is over. Then its reply is None. Otherwise it is a text, or a list of texts, one
-    # per tool call.
-    for one, reply in zip(asked, tools.replies(task, asked, tokenizer, args)):
+    # conversation is over. If it is, the reply is None. Otherwise the reply is a text, or a list of
+    # texts, one per tool call.
+    for one, reply in zip(complete, tools.replies(task, complete, tokenizer, args)):
         if reply is None:
             continue
         one.finish_reason = "length"  # truncated, unless the reply and a turn after it fit
         if len(one.turns) == args.max_turns:
             continue
-        # one.text is the turn before: in Mistral's format, results repeat the ids of its calls.
+        # Mistral's template repeats the id of each tool call beside its result. So encode_reply
+        # needs one.text, the turn that made the calls.
         ids = encode_reply(tokenizer, reply, args.chat_template, args.template_options, one.text)
         if len(one.ids) + len(ids) < args.max_response_tokens:
             one.finish_reason = "stop"
@@ -392,7 +402,7 @@ def add_replies(conversations, task, tokenizer, args):
 
 
 def sample(llm, problems, step, args):
-    """Sample responses from the current policy. Returns tensors (see to_batch) and vLLM's outputs.
+    """Sample responses from the current policy. Returns tensors (see to_batch) and the responses.
 
     problems: one per response, so each problem is repeated G times in a row.
     """
@@ -594,7 +604,7 @@ def evaluate(llm, task, test, step, run, args):
     problems = []  # one per response
     for problem in prompts:
         problems += [problem] * k
-    scores = score(task, responses, problems)  # keys: reward, correct, format (see main)
+    scores = score(task, responses, problems)  # keys: reward, correct, format …
     run.write_tests(step, prompts, responses[::k], scores[::k])  # the first response per problem
     accuracy = metrics.accuracy_by_category("eval/accuracy", problems, scores)  # over all processes
     pass_at_k = metrics.pass_at_each_k("eval/pass", problems, scores, k)  # {} if k is 1
@@ -651,7 +661,7 @@ def main():
         scores = score(task, responses, problems)
         clock.lap("score")
 
-        # Compute advantages, and log-probabilities from before the update.
+        # Compute log-probabilities from before the update.
         batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
         if reference:
             batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)

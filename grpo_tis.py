@@ -315,7 +315,7 @@ def generate(llm, prompts, when, args, **sampling_params):
 
 
 def sample(llm, problems, step, args):
-    """Sample responses from the current policy. Returns tensors (see to_batch) and vLLM's outputs.
+    """Sample responses from the current policy. Returns tensors (see to_batch) and the responses.
 
     problems: one per response, so each problem is repeated G times in a row.
     """
@@ -558,7 +558,7 @@ def evaluate(llm, task, test, step, run, args):
     problems = []  # one per response
     for problem in prompts:
         problems += [problem] * k
-    scores = score(task, responses, problems)  # keys: reward, correct, format (see main)
+    scores = score(task, responses, problems)  # keys: reward, correct, format …
     run.write_tests(step, prompts, responses[::k], scores[::k])  # the first response per problem
     accuracy = metrics.accuracy_by_category("eval/accuracy", problems, scores)  # over all processes
     pass_at_k = metrics.pass_at_each_k("eval/pass", problems, scores, k)  # {} if k is 1
@@ -615,7 +615,7 @@ def main():
         scores = score(task, responses, problems)
         clock.lap("score")
 
-        # Compute advantages, and log-probabilities from before the update.
+        # Compute log-probabilities from before the update.
         batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
         if reference:
             batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)

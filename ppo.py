@@ -26,19 +26,21 @@ noise. λ = 0 means Â = δ.
 
 What differs from grpo.py: ValueModel, of the policy's size, with an optimizer of its own;
 compute_values, estimate_advantages, value_loss, update_values; the KL term is in the rewards
-instead of the loss. The policy's update is the same. The second trained model, its AdamW state, a
-forward pass and an update are what GRPO does without. Metrics: kl, which is k3 although the rewards
-have k1; value_loss, value_clip_rate, value_grad_norm, explained_variance (1 − variance of R
-− V_old over variance of R: 0 is no better than a constant, 1 is perfect; null if all returns are
+instead of the loss. The policy's update is the same. The price over GRPO: a second trained model
+with its AdamW state, and one more forward pass and update per step. Metrics: kl, which is k3
+although the rewards have k1; value_loss, value_clip_rate, value_grad_norm, explained_variance (1 −
+Var(R − V_old) / Var(R): 0 is no better than a constant, 1 is perfect; null if all returns are
 equal).
 
-Where this file deviates from the papers and from verl's `gae`, and why:
+γ 1 and λ 1 are the defaults of the library verl (adv_estimator gae); so are the critic's learning
+rate 1e-5, ten times the policy's, and the normalisation of A.
+
+Where this file deviates from the papers and from verl:
 - The critic is the initial model with a new linear head that is zero, so V is 0 everywhere at
   first. With γ and λ 1, the first step's advantages are then those of reinforce_pp.py: the rewards
   to come, with the KL penalty, normalised over the step. verl initialises the head at random.
 - Truncated responses end like others: V is 0 after the last token.
-- γ 1 and λ 1 are verl's; so are the critic's learning rate 1e-5, ten times the policy's, and the
-  normalisation of A. ε_V is 0.2, which PPO uses for ρ; verl has 0.5.
+- ε_V is 0.2, which PPO uses for ρ; verl has 0.5.
 - PPO as published makes several passes over the same samples, clips at 0.8 and 1.2, does not clip
   the value and adds an entropy bonus. Here each response is used once, with grpo.py's clip.
 - The critic is updated before the policy. Both use advantages and returns that were computed
@@ -233,7 +235,7 @@ def to_rows(values, mask):
 
 
 def load_policy(args, trained, kind=Policy):
-    """Load the model: to train it, in float32, or frozen, in --dtype (a reference, if any).
+    """Load the model: trainable, in float32, or frozen, in --dtype (the reference model).
 
     kind: Policy, or ValueModel for the critic, which begins with the same weights.
     """
@@ -332,7 +334,7 @@ def generate(llm, prompts, when, args, **sampling_params):
 
 
 def sample(llm, problems, step, args):
-    """Sample responses from the current policy. Returns tensors (see to_batch) and vLLM's outputs.
+    """Sample responses from the current policy. Returns tensors (see to_batch) and the responses.
 
     problems: one per response, so each problem is repeated G times in a row.
     """
@@ -392,7 +394,7 @@ def sync_weights(policy, llm, args):
 def estimate_advantages(scores, batch, args):
     """Compute Â of every response token by GAE: [N, T] in float64, zero elsewhere.
 
-    scores: one per response; the batch's old_logp, ref_logp, values and mask are [N, T].
+    scores: one per response; the batch's old_logp, ref_logp, old_values and mask are [N, T].
     """
     rewards = torch.tensor([s["reward"] for s in scores])  # [N]
     mask = batch["mask"]
@@ -407,7 +409,7 @@ def estimate_advantages(scores, batch, args):
     for t in reversed(range(mask.shape[1])):
         surprise = token_rewards[:, t] + args.gamma * next_value - values[:, t]  # δ, [N]
         estimate = surprise + args.gamma * args.gae_lambda * advantage
-        # Tokens outside the mask are no steps: GAE skips them.
+        # Tokens outside the mask are no steps: padding, and replies if a task replies (combine.py).
         advantage = torch.where(mask[:, t], estimate, advantage)
         next_value = torch.where(mask[:, t], values[:, t], next_value)
         advantages[:, t] = advantage * mask[:, t]
@@ -463,7 +465,8 @@ def policy_loss(logp, batch, divisor, args):
 def value_loss(values, batch, divisor, args):
     """Compute one micro-batch's part of the critic's loss and the number of its clipped tokens.
 
-    values [N, T] carries the gradient; the batch's values (V_old), returns and mask are [N, T] too.
+    values [N, T] carries the gradient; the batch's old_values, returns and mask are [N, T]
+    too.
     divisor: as in policy_loss. A clipped value has no gradient: it has moved far enough from V_old.
     """
     mask = batch["mask"]
@@ -471,7 +474,7 @@ def value_loss(values, batch, divisor, args):
     allowed = moved.clamp(-args.value_clip, args.value_clip)
     error = (values - batch["returns"]).square()
     error_if_clipped = (batch["old_values"] + allowed - batch["returns"]).square()
-    # Compare allowed with moved, too: without a clamp, the two errors can differ by rounding.
+    # error_if_clipped > error is not enough: inside the range, both are equal up to rounding only.
     clipped = (allowed != moved) & (error_if_clipped > error) & mask
     loss = 0.5 * torch.max(error, error_if_clipped)  # [N, T]
     return loss[mask].sum() / divisor, clipped.sum()
@@ -574,7 +577,7 @@ def update_values(value_model, optimizer, batch, step, args):
         scaler.unscale_(optimizer)
         grad_norm = nn.utils.clip_grad_norm_(value_model.parameters(), args.max_grad_norm)
         grad_norm = full_tensor(grad_norm).item()
-        # Its message advises to lower --value_lr.
+        # Exit if they are not finite; the message says to lower --value_lr.
         records.check_finite(minibatch_loss, grad_norm, minibatch, step, args, "--value_lr")
         scaler.step(optimizer)
         optimizer.zero_grad()
@@ -592,7 +595,7 @@ def explained_variance(batch):
     """Return the fraction of the returns' variance that the values explain.
 
     1 − variance of (return − value) / variance of the returns, over the response tokens; None if
-    all returns are equal. batch: returns, values and mask, [N, T].
+    all returns are equal. batch: returns, old_values and mask, [N, T].
     """
     returns = batch["returns"][batch["mask"]].double()  # [num_tokens]
     errors = returns - batch["old_values"][batch["mask"]]  # [num_tokens]
@@ -626,7 +629,7 @@ def evaluate(llm, task, test, step, run, args):
     problems = []  # one per response
     for problem in prompts:
         problems += [problem] * k
-    scores = score(task, responses, problems)  # keys: reward, correct, format (see main)
+    scores = score(task, responses, problems)  # keys: reward, correct, format …
     run.write_tests(step, prompts, responses[::k], scores[::k])  # the first response per problem
     accuracy = metrics.accuracy_by_category("eval/accuracy", problems, scores)  # over all processes
     pass_at_k = metrics.pass_at_each_k("eval/pass", problems, scores, k)  # {} if k is 1
@@ -688,7 +691,7 @@ def main():
         scores = score(task, responses, problems)
         clock.lap("score")
 
-        # Compute advantages, and log-probabilities from before the update.
+        # Compute log-probabilities from before the update.
         batch["old_logp"], batch["entropy"] = log_probs(policy, batch, args)  # [N, T]
         if reference:
             batch["ref_logp"], _ = log_probs(reference, batch, args, with_entropy=False)

@@ -15,15 +15,17 @@ own response lead to the answer. Maximise
              either, A_it is 0
 
 Each token has an advantage of its own, as in opd.py. With a right response as the hint, the mean
-gradient is that of −KL(π without the hint ‖ π with it) at each token, where π with the hint and the
-text before the token are held fixed. Scores decide which responses are right; the reward is only a
-metric. Right responses are trained on, too, if their group has another right one.
+gradient is that of −KL(π without the hint ‖ π with it) at each token. Two things are held fixed in
+it: π with the hint, and the text before the token. Feedback depends on o_i itself, so with feedback
+this does not hold. `correct` in a score decides which responses are right; its `reward` is only
+logged. Right responses are trained on, too, if their group has another right one.
 
 What it takes. The hint must change what the policy believes: with a model that ignores an example
 in its prompt, A is near 0, or noise. The paper finds that the gain grows with the model's size. And
-hints only come if the policy is right now and then.
+without feedback there are hints only if some responses of a group are correct.
 
-The hint is added to the last message of the problem's prompt (see FEEDBACK for the task's):
+The hint is added to the last message of the problem's prompt (the constant FEEDBACK has the text
+for feedback):
 
     {prompt}
 
@@ -38,24 +40,25 @@ calls in place of the teacher; the metric hint_rate, the share of responses with
 mean of −A, in nats per token.
 
 Where this file deviates from the paper and its release (lasgroup/SDPO, a fork of verl), and why:
-- A is of the sampled token, the paper's variant without logits: "reverse KL" in its release, and
-  TRL's default. The release's default compares the two distributions, with and without the hint, on
-  the 100 most probable tokens and the rest together, by the Jensen-Shannon divergence (alpha 0.5).
-  That needs the logits of both.
+- A uses the sampled token alone. The paper has this variant; its release calls it "reverse KL", and
+  it is the default of TRL's SDPO trainer. The release's default compares the two distributions,
+  with and without the hint, on the 100 most probable tokens and the rest together, by the
+  Jensen-Shannon divergence (alpha 0.5). That needs the logits of both.
 - The teacher is the policy before the update. The release takes a moving average of the policies
   (rate 0.05), for stability. That needs a second copy of the weights.
-- The hint is the whole response. The release removes what is in <think>…</think>; the models here
-  think in the response itself.
+- The hint is the whole response. The release removes what is in <think>…</think>. Here the
+  reasoning stays in the hint, because it shows how the answer is found.
 - A response without a hint has A = 0 and counts in Σ|o_i|; the release divides by the tokens of
   the others. AdamW hardly notices the scale.
 - The release weights tokens by π/π_old, at most 2, and by π_old/π_sampler, at most 2. With one
   update a step the first one is 1; for the second see grpo_tis.py.
-- If prompt and hint together exceed --max_prompt_tokens + --max_response_tokens, or with the
-  response the model's positions, the hint is dropped. The release cuts such a prompt at 10,240
-  tokens.
+- The hint is dropped if prompt and hint exceed --max_prompt_tokens + --max_response_tokens, or if
+  prompt, hint and response exceed the model's max_position_embeddings. The release cuts such a
+  prompt at 10,240 tokens.
 - Settings are grpo.py's (from the AR-Lopti paper), but for one update per step. The release's own:
   --lr 1e-5 --prompts_per_step 32.
-- All deviations of reinforce.py, except for its mean.
+- AdamW makes the step, with a clipped gradient, and with several updates per step nothing corrects
+  for the earlier ones, as in reinforce.py.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 sdpo.py` for four):
     python sdpo.py
@@ -293,7 +296,7 @@ def generate(llm, prompts, when, args, **sampling_params):
 
 
 def sample(llm, problems, step, args):
-    """Sample responses from the current policy. Returns tensors (see to_batch) and vLLM's outputs.
+    """Sample responses from the current policy. Returns tensors (see to_batch) and the responses.
 
     problems: one per response, so each problem is repeated G times in a row.
     """
@@ -368,7 +371,7 @@ Correctly solve the original question."""
 
 
 def find_hint(i, responses, scores, args):
-    """Return the text to add to the prompt of response i: a right sibling, or feedback; or ""."""
+    """Return the hint of response i: a correct response of its group, or feedback, or ""."""
     first = i - i % args.responses_per_prompt  # of its group
     for j in range(first, first + args.responses_per_prompt):
         if j != i and scores[j]["correct"]:
@@ -385,7 +388,7 @@ def hinted_log_probs(policy, batch, problems, responses, scores, tokenizer, args
     """
     hinted = list(problems)
     has_hint = torch.zeros(len(problems), 1, dtype=torch.bool)
-    options = read_template_options(args)
+    options = read_template_options(args)  # as for the problems' own prompts
     for i, problem in enumerate(problems):
         hint = find_hint(i, responses, scores, args)
         if not hint:
@@ -394,10 +397,11 @@ def hinted_log_probs(policy, batch, problems, responses, scores, tokenizer, args
         last = {**last, "content": last["content"] + hint}
         problem = {**problem, "messages": [*before, last]}
         ids = encode(tokenizer, problem, args.chat_template, options)
-        room = args.max_prompt_tokens + args.max_response_tokens
+        # A prompt and a response as hint must fit, and all tokens into the model's positions.
+        longest = args.max_prompt_tokens + args.max_response_tokens
         if positions := getattr(policy.lm.config, "max_position_embeddings", None):
-            room = min(room, positions - len(responses[i].token_ids))  # where the model was trained
-        if len(ids) <= room:
+            longest = min(longest, positions - len(responses[i].token_ids))
+        if len(ids) <= longest:
             hinted[i] = {"prompt_ids": ids}
             has_hint[i] = True
     batch_with_hints = to_batch(hinted, responses)
@@ -504,7 +508,7 @@ def evaluate(llm, task, test, step, run, args):
     problems = []  # one per response
     for problem in prompts:
         problems += [problem] * k
-    scores = score(task, responses, problems)  # keys: reward, correct, format (see main)
+    scores = score(task, responses, problems)  # keys: reward, correct, format …
     run.write_tests(step, prompts, responses[::k], scores[::k])  # the first response per problem
     accuracy = metrics.accuracy_by_category("eval/accuracy", problems, scores)  # over all processes
     pass_at_k = metrics.pass_at_each_k("eval/pass", problems, scores, k)  # {} if k is 1
