@@ -141,8 +141,9 @@ SAID = {
     ),
     "one run each": (
         lambda f: [make_run(f / "a", lr=1), make_run(f / "b", lr=2, accuracies=[0.25, 0.75])],
-        "grpo, lr 2 minus grpo, lr 1 is +0.250 (95 % interval +0.116 to +0.372, for the choice of 100 test problems "
-        "alone). grpo, lr 2 learned better here; whether it does with other seeds takes three seeds each.",
+        "grpo, lr 2 minus grpo, lr 1 is +0.250 (95 % interval +0.116 to +0.372, for the choice of 100 test problems, "
+        "as if each run had its own; chance in training is not in it). grpo, lr 2 learned "
+        "better here; whether it does with other seeds takes three seeds each.",
     ),
     "the same seed twice": (lambda f: [make_run(f / "one"), make_run(f / "two")], "two minus one is +0.000"),
     "a loss": (

@@ -107,7 +107,7 @@ def verdicts(groups):
             text += f" (95 % interval {low:+.3f} to {high:+.3f}, {how}). Which one learned better can't be told."
         else:
             text += f" (95 % interval {low:+.3f} to {high:+.3f}, {how}). {ahead} learned better"
-            text += " here; whether it does with other seeds takes three seeds each." if "problems" in how else "."
+            text += " here; whether it does with other seeds takes three seeds each." if "test problems" in how else "."
         sentences.append(text.replace("-0.", "−0."))
     return sentences
 
@@ -133,7 +133,12 @@ def interval(a, b, n_a, n_b):
     p, q = fmean(a.values()), fmean(b.values())
     of_p, of_q = (stats.binomtest(round(s * n), n).proportion_ci(method="wilson") for s, n in ((p, n_a), (q, n_b)))
     low, high = mean - math.hypot(p - of_p.low, of_q.high - q), mean + math.hypot(of_p.high - p, q - of_q.low)
-    return mean, low, high, f"for the choice of {n_a} test problems alone"
+    return (
+        mean,
+        low,
+        high,
+        f"for the choice of {n_a} test problems, as if each run had its own; chance in training is not in it",
+    )
 
 
 def tests(folder):
