@@ -26,15 +26,15 @@ no weight changes, and the step is logged with groups_kept 0 and optimizer_steps
 
 --mask_truncated, which is off by default, leaves truncated responses out of the loss: their tokens
 have no gradient and are not counted in Σ|o_i|, but their rewards count in the group's mean. The
-paper calls this "overlong filtering". Its ablation adds it first, and the penalty later. TRL
-(mask_truncated_completions) and SkyRL (apply_overlong_filtering) have it.
+paper calls this "overlong filtering". In the paper's ablation it comes first, and the penalty is
+added to it. TRL (mask_truncated_completions) and SkyRL (apply_overlong_filtering) have it.
 
 What differs from grpo.py: --max_refills, --overlong_buffer and --mask_truncated, with a check;
 overlong_penalty; instead of sample, main calls dynamic_sampling, which uses is_mixed,
 gather_groups, deal_groups and GroupsBar; minibatches skips empty parts. Metrics of responses and
-rewards cover all sampled responses, with rewards before the penalty (overlong_penalty is the mean
-penalty). Metrics per token (entropy, kl, sampler_gap, clip_rate) cover only the responses that are
-trained on.
+rewards cover all sampled responses, with rewards before the penalty (the metric overlong_penalty is
+their mean penalty). Metrics per token (entropy, kl, sampler_gap, clip_rate) cover only the
+responses that are trained on.
 
 Where this file deviates from the paper and its release (a recipe of verl), and why:
 - A group is dropped if the rule's rewards, before the penalty, are all equal. So a group of correct
@@ -44,8 +44,8 @@ Where this file deviates from the paper and its release (a recipe of verl), and 
   response is kept, as in verl.
 - If groups are missing after the last refill, verl's recipe ends with an error. This file
   continues.
-- verl moves responses between processes to balance their tokens, which changes the mini-batches. In
-  this file an update has the same groups on any number of processes.
+- verl balances the tokens of processes before it cuts mini-batches, which changes them. Here
+  balance works within a mini-batch, so an update has the same groups on any number of processes.
 - Settings are GRPO's, as in the AR-Lopti paper. DAPO's own: --clip_high 0.28 --kl_coef 0
   --updates_per_step 16 --prompts_per_step 512 --responses_per_prompt 16 --temperature 1
   --weight_decay 0.1 --max_response_tokens 20480 (B is 20% of it: 4096). Its release also warms the
@@ -387,10 +387,10 @@ def deal_groups(groups, like, args):
 
     All processes have the same groups. They are spread over the step's updates in order, then over
     the processes; the numbers of groups differ by at most one. Groups without response tokens fill
-    the batch up to prompts_per_step. They may have any scores, because A is 0 without tokens; in
-    their scores, "turns" is empty for tools.combine: with gigpo.py, turn_advantages reads it. So
-    all parts have the same number of rows, and minibatches cuts them like a full step. like: a
-    batch with the same keys, for the case of no groups.
+    each update up to its share of prompts_per_step, so that all parts have the same number of rows
+    and minibatches cuts them like a full step. Their scores may be any, because A is 0 without
+    tokens. Combined with gigpo.py (tools.combine), a score also has "turns", with their numbers of
+    tokens: there are none. like: a batch with the same keys, for the case of no groups.
     """
     size = args.prompts_per_step // args.updates_per_step  # groups per update, on all processes
     first_group = slice(args.responses_per_prompt)
@@ -459,8 +459,8 @@ def dynamic_sampling(llm, task, train, num_used, step, clock, args):
         for s, length in zip(new_scores, batch["mask"].sum(1).tolist()):
             s["penalty"] = overlong_penalty(length, args)
         clock.lap("score")
-        # Copies with the penalty added to the reward and, if the task gives parts of a reward, to
-        # its parts; new_scores keep the rule's rewards.
+        # Copies with the penalty added to the reward and, if the task splits its reward into parts,
+        # listed as one more part. new_scores keep the rule's rewards.
         batch["scores"] = [with_part(s, "overlong_penalty", s["penalty"]) for s in new_scores]
         if args.mask_truncated:  # overlong filtering
             batch["mask"] &= torch.tensor([[r.finish_reason != "length"] for r in new_responses])

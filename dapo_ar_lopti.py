@@ -365,10 +365,10 @@ def deal_groups(groups, like, args):
 
     All processes have the same groups. They are spread over the step's updates in order, then over
     the processes; the numbers of groups differ by at most one. Groups without response tokens fill
-    the batch up to prompts_per_step. They may have any scores, because A is 0 without tokens; in
-    their scores, "turns" is empty for tools.combine: with gigpo.py, turn_advantages reads it. So
-    all parts have the same number of rows, and minibatches cuts them like a full step. like: a
-    batch with the same keys, for the case of no groups.
+    each update up to its share of prompts_per_step, so that all parts have the same number of rows
+    and minibatches cuts them like a full step. Their scores may be any, because A is 0 without
+    tokens. Combined with gigpo.py (tools.combine), a score also has "turns", with their numbers of
+    tokens: there are none. like: a batch with the same keys, for the case of no groups.
     """
     size = args.prompts_per_step // args.updates_per_step  # groups per update, on all processes
     first_group = slice(args.responses_per_prompt)
@@ -437,8 +437,8 @@ def dynamic_sampling(llm, task, train, num_used, step, clock, args):
         for s, length in zip(new_scores, batch["mask"].sum(1).tolist()):
             s["penalty"] = overlong_penalty(length, args)
         clock.lap("score")
-        # Copies with the penalty added to the reward and, if the task gives parts of a reward, to
-        # its parts; new_scores keep the rule's rewards.
+        # Copies with the penalty added to the reward and, if the task splits its reward into parts,
+        # listed as one more part. new_scores keep the rule's rewards.
         batch["scores"] = [with_part(s, "overlong_penalty", s["penalty"]) for s in new_scores]
         if args.mask_truncated:  # overlong filtering
             batch["mask"] &= torch.tensor([[r.finish_reason != "length"] for r in new_responses])

@@ -278,7 +278,7 @@ def load_sampler(args):
 
 
 def generate(llm, prompts, when, args, n, **sampling_params):
-    """Play n conversations about each problem: see converse. Takes no task, as in grpo.py."""
+    """Play n conversations about each problem: see converse. Its callers are grpo.py's."""
     return converse(llm, find_task(args.task), prompts, when, args, n, **sampling_params)
 
 
@@ -415,8 +415,8 @@ def add_replies(conversations, task, tokenizer, args):
         one.finish_reason = "length"  # truncated, unless the reply and a turn after it fit
         if len(one.turns) == args.max_turns:
             continue
-        # Mistral's template repeats the id of each tool call beside its result. So encode_reply
-        # needs one.text, the turn that made the calls.
+        # A template may need the turn before the reply: Mistral's repeats the ids of its tool calls
+        # beside their results.
         ids = encode_reply(tokenizer, reply, args.chat_template, args.template_options, one.text)
         if len(one.ids) + len(ids) < args.max_response_tokens:
             one.finish_reason = "stop"

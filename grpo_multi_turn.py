@@ -21,9 +21,9 @@ What differs from grpo.py
 - Tokens in, tokens out. A turn's prompt is the token ids of the problem, of earlier turns as they
   were sampled, and of the replies. Turns are never decoded and encoded again: that could split the
   same text into other tokens, which the policy did not sample, and ρ would be wrong. Only a reply
-  is encoded, once: the model's chat template writes the last turn and the reply after it, as a
-  user's turn or as results of tools, and the ids after the turn are kept. So a template can't
-  rewrite earlier turns, as Qwen3's does by dropping their thinking.
+  is encoded: the chat template renders the last turn and the reply (a user's turn, or results of
+  tools), and only the ids after that turn are kept, while the turn keeps its sampled ids. So a
+  template can't rewrite earlier turns, as Qwen3's does by dropping their thinking.
 - The mask has gaps: it is True where the model wrote. The policy, the loss and the divisor only
   read masks, so they are grpo.py's.
 - --max_turns limits the turns, and --max_response_tokens limits all tokens of a conversation,
@@ -260,7 +260,7 @@ def load_sampler(args):
 
 
 def generate(llm, prompts, when, args, n, **sampling_params):
-    """Play n conversations about each problem: see converse. Takes no task, as in grpo.py."""
+    """Play n conversations about each problem: see converse. Its callers are grpo.py's."""
     return converse(llm, find_task(args.task), prompts, when, args, n, **sampling_params)
 
 
@@ -391,8 +391,8 @@ def add_replies(conversations, task, tokenizer, args):
         one.finish_reason = "length"  # truncated, unless the reply and a turn after it fit
         if len(one.turns) == args.max_turns:
             continue
-        # Mistral's template repeats the id of each tool call beside its result. So encode_reply
-        # needs one.text, the turn that made the calls.
+        # A template may need the turn before the reply: Mistral's repeats the ids of its tool calls
+        # beside their results.
         ids = encode_reply(tokenizer, reply, args.chat_template, args.template_options, one.text)
         if len(one.ids) + len(ids) < args.max_response_tokens:
             one.finish_reason = "stop"

@@ -16,9 +16,10 @@ own response lead to the answer. Maximise
 
 Each token has an advantage of its own, as in opd.py. With a right response as the hint, the mean
 gradient is that of −KL(π without the hint ‖ π with it) at each token. Two things are held fixed in
-it: π with the hint, and the text before the token. Feedback depends on o_i itself, so with feedback
-this does not hold. `correct` in a score decides which responses are right; its `reward` is only
-logged. Right responses are trained on, too, if their group has another right one.
+it: π with the hint, and the text before the token. Feedback depends on o_i itself, so with it π
+with the hint depends on the sampled tokens, and this does not hold. `correct` in a score decides
+which responses are right; its `reward` is only logged. Right responses are trained on, too, if
+their group has another right one.
 
 What it takes. The hint must change what the policy believes: with a model that ignores an example
 in its prompt, A is near 0, or noise. The paper finds that the gain grows with the model's size. And
@@ -51,14 +52,14 @@ Where this file deviates from the paper and its release (lasgroup/SDPO, a fork o
 - A response without a hint has A = 0 and counts in Σ|o_i|; the release divides by the tokens of
   the others. AdamW hardly notices the scale.
 - The release weights tokens by π/π_old, at most 2, and by π_old/π_sampler, at most 2. With one
-  update a step the first one is 1; for the second see grpo_tis.py.
+  update a step the first one is 1; the second one corrects for vLLM's rounding of π, which
+  grpo_tis.py shows.
 - The hint is dropped if prompt and hint exceed --max_prompt_tokens + --max_response_tokens, or if
   prompt, hint and response exceed the model's max_position_embeddings. The release cuts such a
   prompt at 10,240 tokens.
-- Settings are grpo.py's (from the AR-Lopti paper), but for one update per step. The release's own:
-  --lr 1e-5 --prompts_per_step 32.
-- AdamW makes the step, with a clipped gradient, and with several updates per step nothing corrects
-  for the earlier ones, as in reinforce.py.
+- Settings are grpo.py's (from the AR-Lopti paper), except that a step makes one update. The
+  release's own: --lr 1e-5 --prompts_per_step 32.
+- With several updates per step nothing corrects for the earlier ones, as in reinforce.py.
 
 Command (one 80 GB GPU; `torchrun --nproc-per-node 4 sdpo.py` for four):
     python sdpo.py
@@ -397,7 +398,8 @@ def hinted_log_probs(policy, batch, problems, responses, scores, tokenizer, args
         last = {**last, "content": last["content"] + hint}
         problem = {**problem, "messages": [*before, last]}
         ids = encode(tokenizer, problem, args.chat_template, options)
-        # A prompt and a response as hint must fit, and all tokens into the model's positions.
+        # A prompt with a hint may be as long as prompt and response. With o_i it must fit into the
+        # model's positions. Otherwise drop the hint.
         longest = args.max_prompt_tokens + args.max_response_tokens
         if positions := getattr(policy.lm.config, "max_position_embeddings", None):
             longest = min(longest, positions - len(responses[i].token_ids))
