@@ -261,7 +261,7 @@ def generate(llm, prompts, when, args, **sampling_params):
                 **sampling_params,
             )
         )
-    sampler.empty_prefix_cache(llm)  # it has prompts' keys and values, of older weights
+    sampler.empty_prefix_cache(llm)  # vLLM keeps attention's keys and values: of older weights
     outputs = llm.generate(requests, params, use_tqdm=sampler.progress_bar(when))
     responses = []
     for output in outputs:  # one per prompt
@@ -322,7 +322,7 @@ def sync_weights(policy, llm, args):
         # weight; without LoRA, the weights are sent unchanged.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
             weight = full_tensor(weight.to(getattr(torch, args.dtype)))
-            yield name, sampler.rounded(policy.lm, name, weight, args)  # to 8 bits, if set
+            yield name, sampler.rounded(policy.lm, name, weight, args)  # by --sampler_dtype
 
     sampler.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
@@ -373,11 +373,12 @@ def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
     Returns metrics: grad_norm (mean), optimizer_steps (count). Also writes to the batch, for
-    metrics alone, [N, T]: old_logp, the log π of each token before its update, and entropy.
+    metrics alone, [N, T]: entropy and old_logp, the log π of each token before its update (before
+    the first one, where it is computed in advance).
     """
-    # update_once skips tokens with A = 0 (a reward equal to the mean), and records log π of the
-    # others on its way. Here a forward pass computes log π of those that it skips; of all tokens,
-    # if balance swaps rows between processes.
+    # For metrics. Idle tokens have A = 0 (a reward equal to the mean). update_once skips them, so
+    # their log π is computed here. If balance swaps rows between processes, log π of all tokens is
+    # computed here.
     batch["old_logp"], batch["entropy"] = log_probs(policy, batches.idle_tokens(batch, args), args)
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
@@ -396,10 +397,10 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     processes, then clipped to norm max_grad_norm.
     """
     # In float16, multiply the loss, so that small gradients do not become 0. Otherwise do nothing.
-    scaler = models.scaler(optimizer, args)  # torch's GradScaler, one for the run
+    scaler = models.scaler(optimizer, args)  # the run's one, around torch's GradScaler
     minibatch_loss = 0.0
     # For speed, drop tokens with A = 0 from the mask: they have no gradient. The divisor still
-    # counts them. If no token is left, one pass still runs, so that AdamW gets zeros.
+    # counts them. If no token is left, one pass still runs, for AdamW's step.
     minibatch = batches.without_idle(minibatch, args)
     for rows, micro in micro_batches(minibatch, args, f"step {step}: updating"):
         logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, with_entropy=True)
@@ -407,8 +408,8 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
         # If there are several processes, FSDP2 averages their gradients: × WORLD_SIZE is the sum.
         scaler.scale(loss * WORLD_SIZE).backward()
         minibatch_loss += loss.detach().double()  # .item() would wait for the GPU
-        # For metrics. If balance swapped no rows, these tensors are slices of the batch's, so the
-        # batch is filled. Otherwise update has filled it, and these copies are dropped.
+        # For metrics. The mini-batch's tensors are views of the batch's, so this fills the batch.
+        # If balance has swapped rows, they are copies that nobody reads: update has filled it.
         length = logp.shape[1]
         minibatch["old_logp"][rows, :length] += logp.detach().cpu()
         minibatch["entropy"][rows, :length] += entropy.cpu()
@@ -418,7 +419,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     # Exit if the loss or the norm is NaN or infinite, while the weights are still good. In float16
     # such a norm is only an overflow: scaler.step skips this update and lowers the loss's scale.
     records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
-    scaler.step(optimizer)  # optimizer.step(), then torch's scaler.update()
+    scaler.step(optimizer)  # GradScaler's step (the optimizer's), then its update
     optimizer.zero_grad()
     return grad_norm
 
@@ -464,7 +465,7 @@ def main():
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
     # End the run if Policy, transformers' own forward pass and vLLM disagree on log π of a few
-    # tokens. For this test the weights are changed for a moment and synced.
+    # tokens. The test changes the weights for a moment, to find any that do not reach vLLM.
     models.check_same(policy, llm, sync_weights, train[0], args)
     sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
@@ -497,7 +498,7 @@ def main():
         # For a metric: the fraction of weights that the update changes, in --dtype.
         weights_before = metrics.some_weights(policy, args.dtype)
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # saves some responses' new log π: a pass
+        run.write_tokens(step, policy, batch, tokenizer)  # with log π after the update: a pass
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

@@ -322,7 +322,7 @@ def generate(llm, prompts, when, args, **sampling_params):
                 **sampling_params,
             )
         )
-    sampler.empty_prefix_cache(llm)  # it has prompts' keys and values, of older weights
+    sampler.empty_prefix_cache(llm)  # vLLM keeps attention's keys and values: of older weights
     outputs = llm.generate(requests, params, use_tqdm=sampler.progress_bar(when))
     responses = []
     for output in outputs:  # one per prompt
@@ -383,7 +383,7 @@ def sync_weights(policy, llm, args):
         # weight; without LoRA, the weights are sent unchanged.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
             weight = full_tensor(weight.to(getattr(torch, args.dtype)))
-            yield name, sampler.rounded(policy.lm, name, weight, args)  # to 8 bits, if set
+            yield name, sampler.rounded(policy.lm, name, weight, args)  # by --sampler_dtype
 
     sampler.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
@@ -529,11 +529,11 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     processes, then clipped to norm max_grad_norm.
     """
     # In float16, multiply the loss, so that small gradients do not become 0. Otherwise do nothing.
-    scaler = models.scaler(optimizer, args)  # torch's GradScaler, one for the run
+    scaler = models.scaler(optimizer, args)  # the run's one, around torch's GradScaler
     minibatch_loss = 0.0
     num_clipped = 0
     # For speed, if β is 0, drop tokens with A = 0 from the mask: they have no gradient. The divisor
-    # still counts them. If no token is left, one pass still runs, so that AdamW gets zeros.
+    # still counts them. If no token is left, one pass still runs, for AdamW's step.
     minibatch = batches.without_idle(minibatch, args)
     for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
         logp, _ = policy(micro["ids"], micro["mask"], args.temperature)
@@ -548,7 +548,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     # Exit if the loss or the norm is NaN or infinite, while the weights are still good. In float16
     # such a norm is only an overflow: scaler.step skips this update and lowers the loss's scale.
     records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
-    scaler.step(optimizer)  # optimizer.step(), then torch's scaler.update()
+    scaler.step(optimizer)  # GradScaler's step (the optimizer's), then its update
     optimizer.zero_grad()
     return num_clipped, grad_norm
 
@@ -663,7 +663,7 @@ def main():
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume, critic)
     # End the run if Policy, transformers' own forward pass and vLLM disagree on log π of a few
-    # tokens. For this test the weights are changed for a moment and synced.
+    # tokens. The test changes the weights for a moment, to find any that do not reach vLLM.
     models.check_same(policy, llm, sync_weights, train[0], args)
     sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
@@ -709,9 +709,9 @@ def main():
         clock.lap("value")
 
         # Update the policy, and pass its weights on to vLLM.
-        weights_before = metrics.some_weights(policy, args.dtype)  # to log what fraction changes
+        weights_before = metrics.some_weights(policy, args.dtype)  # to log how many values change
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # saves some responses' new log π: a pass
+        run.write_tokens(step, policy, batch, tokenizer)  # with log π after the update: a pass
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

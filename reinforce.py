@@ -18,20 +18,22 @@ in the opposite direction if it was worse, in proportion to A_i. All tokens of a
 A_i, because the reward does not say which token made the response good. This works on average: a
 token that makes no difference occurs in good and in bad responses, and its updates cancel.
 
-Six functions are the whole algorithm. Begin with main, the last one, and read on upwards:
+Six functions are the whole algorithm. Read main, the last one, first, then the others in this
+order:
 
     main                 a step: sample, score, advantages, update, new weights for vLLM
     update               cuts the step's responses into mini-batches; by default there is one
     update_once          the gradient of a mini-batch, and one step of AdamW
-    compute_advantages   two lines: the reward minus the mean
-    policy_loss          two lines: −J
+    compute_advantages   the reward minus the step's mean
+    policy_loss          −J
     Policy.forward       the log-probability of each token of a response
 
 Why the gradient is right. Training should raise the expected reward, Σ_o π(o)·r(o), a sum over all
 possible responses o. Because ∇π = π·∇log π, its gradient is Σ_o π(o)·r(o)·∇log π(o): the mean of
 r(o)·∇log π(o) over responses sampled from π. A step estimates this mean by the average over its
-responses; log π(o) is the sum of log π(o_t) over the tokens. This average is the gradient of J, up
-to J's divisor. The value of J means nothing by itself.
+responses; log π(o) is the sum of log π(o_t) over the tokens. With A_i in place of r(o), as
+explained next, this average is the gradient of J, up to J's divisor. Only the gradient of J
+matters, with A_i held constant: a higher J does not mean a better policy.
 
 Subtracting a baseline b, a number that does not depend on o, makes the average less noisy. It does
 not change the mean, because Σ_o π(o)·b·∇log π(o) = b·∇Σ_o π(o) = b·∇1 = 0. The responses must come
@@ -53,13 +55,15 @@ What the next scripts add, and why (docs/algorithms/ladder.md shows it step by s
 - ppo.py learns a value for each position, so that tokens of a response get different advantages.
 
 What differs from grpo.py: no ratio, no clip, no KL term and no reference model. compute_advantages
-subtracts the step's mean. A step makes one update, whose forward passes also give the metrics.
+subtracts the step's mean. A step makes one update, whose forward passes also give log π and the
+entropy for the log.
 
 Where this file deviates from the textbook, and why:
 - J is divided by the number of tokens. The textbook divides by the number of responses. Within a
   batch both gradients have the same direction, and this one does not grow with the responses'
-  length. This divisor is only safe with a baseline: without one, rewards above 0 would favour short
-  responses, because they come in batches with a smaller divisor (course/lesson_00, 0.3).
+  length. This divisor is only safe with a baseline. Without one, and with rewards above 0, every
+  token is made more probable, and more strongly in a batch with few tokens, whose divisor is
+  smaller: that favours short responses (course/lesson_00, 0.3).
 - The mean contains r_i, so the baseline depends on o_i. But with n responses, A_i is (1 − 1/n)·(r_i
   − the mean of the others), and the others' mean does not depend on o_i. So the expected gradient
   has the same direction, and is shorter by the factor 1 − 1/n. rloo.py leaves r_i out.
@@ -67,8 +71,8 @@ Where this file deviates from the textbook, and why:
 - With `--updates_per_step 2`, the second update uses responses that were sampled before the first
   update. Nothing here corrects for that.
 
-Command (one 80 GB GPU, or a CPU, which trains models/kk_tiny; `torchrun --nproc-per-node 4
-reinforce.py` for four GPUs):
+Command (one 80 GB GPU; without a GPU, the default of --model is models/kk_tiny; `torchrun
+--nproc-per-node 4 reinforce.py` for four GPUs):
     python reinforce.py
 """
 
@@ -291,7 +295,7 @@ def generate(llm, prompts, when, args, **sampling_params):
                 **sampling_params,
             )
         )
-    sampler.empty_prefix_cache(llm)  # it has prompts' keys and values, of older weights
+    sampler.empty_prefix_cache(llm)  # vLLM keeps attention's keys and values: of older weights
     outputs = llm.generate(requests, params, use_tqdm=sampler.progress_bar(when))
     responses = []
     for output in outputs:  # one per prompt
@@ -352,7 +356,7 @@ def sync_weights(policy, llm, args):
         # weight; without LoRA, the weights are sent unchanged.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
             weight = full_tensor(weight.to(getattr(torch, args.dtype)))
-            yield name, sampler.rounded(policy.lm, name, weight, args)  # to 8 bits, if set
+            yield name, sampler.rounded(policy.lm, name, weight, args)  # by --sampler_dtype
 
     sampler.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
@@ -401,11 +405,12 @@ def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
     Returns metrics: grad_norm (mean), optimizer_steps (count). Also writes to the batch, for
-    metrics alone, [N, T]: old_logp, the log π of each token before its update, and entropy.
+    metrics alone, [N, T]: entropy and old_logp, the log π of each token before its update (before
+    the first one, where it is computed in advance).
     """
-    # update_once skips tokens with A = 0 (a reward equal to the mean), and records log π of the
-    # others on its way. Here a forward pass computes log π of those that it skips; of all tokens,
-    # if balance swaps rows between processes.
+    # For metrics. Idle tokens have A = 0 (a reward equal to the mean). update_once skips them, so
+    # their log π is computed here. If balance swaps rows between processes, log π of all tokens is
+    # computed here.
     batch["old_logp"], batch["entropy"] = log_probs(policy, batches.idle_tokens(batch, args), args)
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
@@ -424,10 +429,10 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     processes, then clipped to norm max_grad_norm.
     """
     # In float16, multiply the loss, so that small gradients do not become 0. Otherwise do nothing.
-    scaler = models.scaler(optimizer, args)  # torch's GradScaler, one for the run
+    scaler = models.scaler(optimizer, args)  # the run's one, around torch's GradScaler
     minibatch_loss = 0.0
     # For speed, drop tokens with A = 0 from the mask: they have no gradient. The divisor still
-    # counts them. If no token is left, one pass still runs, so that AdamW gets zeros.
+    # counts them. If no token is left, one pass still runs, for AdamW's step.
     minibatch = batches.without_idle(minibatch, args)
     for rows, micro in micro_batches(minibatch, args, f"step {step}: updating"):
         logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, with_entropy=True)
@@ -435,8 +440,8 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
         # If there are several processes, FSDP2 averages their gradients: × WORLD_SIZE is the sum.
         scaler.scale(loss * WORLD_SIZE).backward()
         minibatch_loss += loss.detach().double()  # .item() would wait for the GPU
-        # For metrics. If balance swapped no rows, these tensors are slices of the batch's, so the
-        # batch is filled. Otherwise update has filled it, and these copies are dropped.
+        # For metrics. The mini-batch's tensors are views of the batch's, so this fills the batch.
+        # If balance has swapped rows, they are copies that nobody reads: update has filled it.
         length = logp.shape[1]
         minibatch["old_logp"][rows, :length] += logp.detach().cpu()
         minibatch["entropy"][rows, :length] += entropy.cpu()
@@ -446,7 +451,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     # Exit if the loss or the norm is NaN or infinite, while the weights are still good. In float16
     # such a norm is only an overflow: scaler.step skips this update and lowers the loss's scale.
     records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
-    scaler.step(optimizer)  # optimizer.step(), then torch's scaler.update()
+    scaler.step(optimizer)  # GradScaler's step (the optimizer's), then its update
     optimizer.zero_grad()
     return grad_norm
 
@@ -492,7 +497,7 @@ def main():
     # Steps done and training problems used so far: 0, 0 unless the run is resumed.
     step, num_used = checkpoints.load(policy, optimizer, args.resume)
     # End the run if Policy, transformers' own forward pass and vLLM disagree on log π of a few
-    # tokens. For this test the weights are changed for a moment and synced.
+    # tokens. The test changes the weights for a moment, to find any that do not reach vLLM.
     models.check_same(policy, llm, sync_weights, train[0], args)
     sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
@@ -525,7 +530,7 @@ def main():
         # For a metric: the fraction of weights that the update changes, in --dtype.
         weights_before = metrics.some_weights(policy, args.dtype)
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # saves some responses' new log π: a pass
+        run.write_tokens(step, policy, batch, tokenizer)  # with log π after the update: a pass
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

@@ -276,7 +276,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     processes, then clipped to norm max_grad_norm.
     """
     # In float16, multiply the loss, so that small gradients do not become 0. Otherwise do nothing.
-    scaler = models.scaler(optimizer, args)  # torch's GradScaler, one for the run
+    scaler = models.scaler(optimizer, args)  # the run's one, around torch's GradScaler
     minibatch_loss = 0.0
     for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
         logp, _ = policy(micro["ids"], micro["mask"], temperature=1.0)
@@ -290,7 +290,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     # Exit if the loss or the norm is NaN or infinite, while the weights are still good. In float16
     # such a norm is only an overflow: scaler.step skips this update and lowers the loss's scale.
     records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
-    scaler.step(optimizer)  # optimizer.step(), then torch's scaler.update()
+    scaler.step(optimizer)  # GradScaler's step (the optimizer's), then its update
     optimizer.zero_grad()
     return all_reduce(minibatch_loss), grad_norm
 
