@@ -163,7 +163,8 @@ def draw_sft(result):
 def main():
     draw_sft(read("sft_puzzles"))
     lines = []
-    writers = {"trl": against_trl, "limit": limit, "operations": operations, "growth": growth, "busy": busy}
+    writers = {"trl": against_trl, "trl_float32": against_trl, "limit": limit, "operations": operations}
+    writers |= {"growth": growth, "busy": busy}
     for name, write in writers.items():
         if result := read(name):
             lines += [*write(result), ""]

@@ -63,7 +63,10 @@ def differences(groups):
     """Return {name: [value in each group]} of the settings, and of script, commit and machine, that differ."""
     columns = []
     for group in groups:
-        facts = [{key: run.about.get(key) for key in ("script", "commit", "machine")} | run.settings for run in group]
+        facts = [
+            {key: run.about.get(key) or "unknown" for key in ("script", "commit", "machine")} | run.settings
+            for run in group
+        ]
         names = dict.fromkeys(itertools.chain(*facts))
         columns.append({name: ", ".join(dict.fromkeys(str(one.get(name)) for one in facts)) for name in names})
     names = [
@@ -95,7 +98,7 @@ def verdicts(groups):
     base = groups[0][0].label
     sentences = []
     for group in groups:
-        if len(commits := {str(run.about.get("commit")) for run in group}) > 1:
+        if len(commits := {run.about.get("commit") or "unknown" for run in group}) > 1:
             sentences.append(f"{group[0].label}: commits {', '.join(sorted(commits))}, counted as the same code.")
     for group, side, n in zip(groups[1:], sides[1:], tested[1:]):
         mean, low, high, how = interval(side, sides[0], n, tested[0])

@@ -118,7 +118,10 @@ def panel(groups, key):
             plot.draw_line(axis, rows, key, color=group[0].colour)
             steps, values = axis.lines[-1].get_data()
             if len(steps):
-                lines[group[0].label] = [list(map(int, steps)), [f"{value:.4g}" for value in values]]
+                line = [list(map(int, steps)), [f"{value:.4g}" for value in values]]
+                if line in lines.values():  # dashed, so that the line below it is seen
+                    axis.lines[-1].set_linestyle((0, (4, 4)))
+                lines[group[0].label] = line
     title = curves.TITLES.get(key, key) + plot.set_scale(axis, key)
     axis.set(title=title, xlabel="step")
     axis.xaxis.get_major_locator().set_params(integer=True)
