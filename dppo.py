@@ -115,7 +115,7 @@ class Args(settings.RunArgs):
     seed: NonNegativeInt = 0  # seeds the prompt order and the sampling
 
 
-# {task: {setting: value}}: with --task, these values of the task's own paper are the defaults.
+# {task: {setting: value}}: a task's values in its own paper. With --task, they are the defaults.
 TASKS = settings.TASKS
 
 # Exit here on --help or a bad flag: importing torch takes seconds. main reads the flags again.
@@ -169,10 +169,10 @@ class Policy(nn.Module):
 
     def hidden_states(self, ids, mask):
         """Compute the final hidden state of every token, the input of the head: [N, T, D]."""
-        # Start from float32 embeddings: then the sums between layers stay float32, even if weights
-        # are not (with LoRA). autocast rounds only the inputs of matrix products.
+        # Start from float32 embeddings: each layer adds its output to them, and this sum stays
+        # float32, even if weights are not (LoRA). autocast rounds only inputs of matrix products.
         embedded = models.embed(self.lm, ids)  # {"inputs_embeds": [N, T, D] in float32}
-        # Compute a prompt with which all rows begin only once; result and gradient are the same.
+        # If all rows begin with the same prompt, compute it only once: no result or gradient moves.
         # The length is 0 if the rows differ, or if sharing would save no time.
         length = batches.length_to_share(ids, mask, self.args)
         if length > 0:
@@ -197,7 +197,7 @@ def to_rows(values, mask):
 
 
 def load_policy(args, trained):
-    """Load the model: trainable, in float32, or frozen, in --dtype (the reference model)."""
+    """Load the model: trainable, in float32, or frozen, in --dtype (a reference model)."""
     dtype = torch.float32 if trained else getattr(torch, args.dtype)
     # If the model also reads images, text_only leaves that part out.
     lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, **text_only(args.model))
@@ -252,8 +252,8 @@ def generate(llm, prompts, when, args, **sampling_params):
 
     prompts: problems, one per prompt.
     when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
-    the problem alone. From it, vLLM derives a seed per response. So the number of processes does
-    not matter.
+    the problem alone, so the responses do not depend on the number of processes. From it, vLLM
+    derives a seed per response.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -271,7 +271,7 @@ def generate(llm, prompts, when, args, **sampling_params):
                 **sampling_params,
             )
         )
-    sampler.empty_prefix_cache(llm)  # vLLM keeps attention's keys and values: of older weights
+    sampler.empty_prefix_cache(llm)  # vLLM's keys and values of prompts are of older weights
     outputs = llm.generate(requests, params, use_tqdm=sampler.progress_bar(when))
     responses = []
     for output in outputs:  # one per prompt
@@ -332,7 +332,7 @@ def sync_weights(policy, llm, args):
         # weight; without LoRA, the weights are sent unchanged.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
             weight = full_tensor(weight.to(getattr(torch, args.dtype)))
-            yield name, sampler.rounded(policy.lm, name, weight, args)  # by --sampler_dtype
+            yield name, sampler.rounded(policy.lm, name, weight, args)  # if --sampler_dtype says so
 
     sampler.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
@@ -465,11 +465,11 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     processes, then clipped to norm max_grad_norm.
     """
     # In float16, multiply the loss, so that small gradients do not become 0. Otherwise do nothing.
-    scaler = models.scaler(optimizer, args)  # the run's one, around torch's GradScaler
+    scaler = models.scaler(optimizer, args)  # one for the whole run; it wraps torch's GradScaler
     minibatch_loss = 0.0
     num_clipped = 0
     # For speed, if β is 0, drop tokens with A = 0 from the mask: they have no gradient. The divisor
-    # still counts them. If no token is left, one pass still runs, for AdamW's step.
+    # still counts them. If no token is left, one pass still runs: AdamW's momentum moves weights.
     minibatch = batches.without_idle(minibatch, args)
     for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
         logp, _ = policy(micro["ids"], micro["mask"], args.temperature)
@@ -484,7 +484,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     # Exit if the loss or the norm is NaN or infinite, while the weights are still good. In float16
     # such a norm is only an overflow: scaler.step skips this update and lowers the loss's scale.
     records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
-    scaler.step(optimizer)  # GradScaler's step (the optimizer's), then its update
+    scaler.step(optimizer)  # makes the optimizer's step, and adapts the loss's scale
     optimizer.zero_grad()
     return num_clipped, grad_norm
 
@@ -544,7 +544,7 @@ def main():
 
     saved = step
     while step < args.steps and not run.interrupted():
-        # Remember these: if the task fails in this step, they are saved as a checkpoint.
+        # Remember these: if the task fails before the update, they are saved as a checkpoint.
         run.begin_step(policy, optimizer, tokenizer, step, num_used, args)
         step += 1
         clock = Clock()  # times each phase
@@ -575,7 +575,7 @@ def main():
         # Update the policy, and pass its weights on to vLLM.
         weights_before = metrics.some_weights(policy, args.dtype)  # to log how many values change
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # with log π after the update: a pass
+        run.write_tokens(step, policy, batch, tokenizer)  # one more pass: log π after the update
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

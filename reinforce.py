@@ -4,8 +4,8 @@ From *Simple Statistical Gradient-Following Algorithms for Connectionist Reinfor
 (Williams 1992), with the baseline of Sutton & Barto, *Reinforcement Learning* (2018), Section 13.4.
 The policy is a language model. It writes responses o_i to prompts, and a rule gives each response a
 reward r_i. In the textbook's terms, the state is the text so far, the action is the next token
-o_it, and the only reward comes at the end. Objective: maximise J, a mean over all tokens of a
-step's responses:
+o_it, and the only reward comes at the end. Training goes in steps: sample responses, then update
+the weights. Maximise J, a mean over all tokens of a step's responses:
 
     J = 1/Σ_i|o_i| · Σ_i Σ_t A_i · log π(o_it)
 
@@ -33,7 +33,7 @@ possible responses o. Because ∇π = π·∇log π, its gradient is Σ_o π(o)�
 r(o)·∇log π(o) over responses sampled from π. A step estimates this mean by the average over its
 responses; log π(o) is the sum of log π(o_t) over the tokens. With A_i in place of r(o), as
 explained next, this average is the gradient of J, up to J's divisor. Only the gradient of J
-matters, with A_i held constant: a higher J does not mean a better policy.
+matters, with A_i held constant. J's value does not: each step has other responses and rewards.
 
 Subtracting a baseline b, a number that does not depend on o, makes the average less noisy. It does
 not change the mean, because Σ_o π(o)·b·∇log π(o) = b·∇Σ_o π(o) = b·∇1 = 0. The responses must come
@@ -49,14 +49,14 @@ the weights, and the gradients are summed.
 What the next scripts add, and why (docs/algorithms/ladder.md shows it step by step):
 - rloo.py and grpo.py compare a response with other responses to the same prompt, because prompts
   differ in difficulty. This file samples several responses per prompt, but does not compare them.
-- grpo.py's clipped ratio ρ = π/π_old allows several updates per step, each on a part of the step's
-  responses.
+- grpo.py's clipped ratio ρ = π/π_old (π_old: π before the step's updates) allows several updates
+  per step, each on a part of the step's responses.
 - grpo.py's KL term keeps the policy near the model that training started from.
 - ppo.py learns a value for each position, so that tokens of a response get different advantages.
 
-What differs from grpo.py: no ratio, no clip, no KL term and no reference model. compute_advantages
-subtracts the step's mean. A step makes one update, whose forward passes also give log π and the
-entropy for the log.
+What differs from grpo.py, for readers who know it: no ratio, no clip, no KL term and no reference
+model. compute_advantages subtracts the step's mean. A step makes one update, whose forward passes
+also give two metrics, log π and the entropy.
 
 Where this file deviates from the textbook, and why:
 - J is divided by the number of tokens. The textbook divides by the number of responses. Within a
@@ -64,16 +64,17 @@ Where this file deviates from the textbook, and why:
   length. This divisor is only safe with a baseline. Without one, and with rewards above 0, every
   token is made more probable, and more strongly in a batch with few tokens, whose divisor is
   smaller: that favours short responses (course/lesson_00, 0.3).
-- The mean contains r_i, so the baseline depends on o_i. But with n responses, A_i is (1 − 1/n)·(r_i
-  − the mean of the others), and the others' mean does not depend on o_i. So the expected gradient
-  has the same direction, and is shorter by the factor 1 − 1/n. rloo.py leaves r_i out.
+- The mean contains r_i, so the baseline depends on o_i. But with n responses, A_i is
+  (1 − 1/n)·(r_i − the mean of the others), and the others' mean does not depend on o_i. So the
+  expected gradient has the same direction, and is shorter by the factor 1 − 1/n. rloo.py leaves r_i
+  out.
 - AdamW makes the step, with a gradient scaled down to the norm max_grad_norm if it is larger.
 - With `--updates_per_step 2`, the second update uses responses that were sampled before the first
   update. Nothing here corrects for that.
 
-Command (one 80 GB GPU; without a GPU, the default of --model is models/kk_tiny; `torchrun
---nproc-per-node 4 reinforce.py` for four GPUs):
+Command (one 80 GB GPU; without a GPU, the default of --model is models/kk_tiny):
     python reinforce.py
+On four GPUs: torchrun --nproc-per-node 4 reinforce.py
 """
 
 import dataclasses
@@ -139,7 +140,7 @@ class Args(settings.RunArgs):
     seed: NonNegativeInt = 0  # seeds the prompt order and the sampling
 
 
-# {task: {setting: value}}: with --task, these values of the task's own paper are the defaults.
+# {task: {setting: value}}: a task's values in its own paper. With --task, they are the defaults.
 TASKS = settings.TASKS
 
 # Exit here on --help or a bad flag: importing torch takes seconds. main reads the flags again.
@@ -193,10 +194,10 @@ class Policy(nn.Module):
 
     def hidden_states(self, ids, mask):
         """Compute the final hidden state of every token, the input of the head: [N, T, D]."""
-        # Start from float32 embeddings: then the sums between layers stay float32, even if weights
-        # are not (with LoRA). autocast rounds only the inputs of matrix products.
+        # Start from float32 embeddings: each layer adds its output to them, and this sum stays
+        # float32, even if weights are not (LoRA). autocast rounds only inputs of matrix products.
         embedded = models.embed(self.lm, ids)  # {"inputs_embeds": [N, T, D] in float32}
-        # Compute a prompt with which all rows begin only once; result and gradient are the same.
+        # If all rows begin with the same prompt, compute it only once: no result or gradient moves.
         # The length is 0 if the rows differ, or if sharing would save no time.
         length = batches.length_to_share(ids, mask, self.args)
         if length > 0:
@@ -221,7 +222,7 @@ def to_rows(values, mask):
 
 
 def load_policy(args, trained):
-    """Load the model: trainable, in float32, or frozen, in --dtype (the reference model)."""
+    """Load the model: trainable, in float32, or frozen, in --dtype (a reference model)."""
     dtype = torch.float32 if trained else getattr(torch, args.dtype)
     # If the model also reads images, text_only leaves that part out.
     lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, **text_only(args.model))
@@ -276,8 +277,8 @@ def generate(llm, prompts, when, args, **sampling_params):
 
     prompts: problems, one per prompt.
     when: the step, or "test" in an evaluation. A request's seed is computed from --seed, `when` and
-    the problem alone. From it, vLLM derives a seed per response. So the number of processes does
-    not matter.
+    the problem alone, so the responses do not depend on the number of processes. From it, vLLM
+    derives a seed per response.
     sampling_params: further arguments for SamplingParams.
     """
     from vllm import SamplingParams
@@ -295,7 +296,7 @@ def generate(llm, prompts, when, args, **sampling_params):
                 **sampling_params,
             )
         )
-    sampler.empty_prefix_cache(llm)  # vLLM keeps attention's keys and values: of older weights
+    sampler.empty_prefix_cache(llm)  # vLLM's keys and values of prompts are of older weights
     outputs = llm.generate(requests, params, use_tqdm=sampler.progress_bar(when))
     responses = []
     for output in outputs:  # one per prompt
@@ -356,7 +357,7 @@ def sync_weights(policy, llm, args):
         # weight; without LoRA, the weights are sent unchanged.
         for name, weight in lora.merged_weights(policy.lm, remove_duplicate=False):
             weight = full_tensor(weight.to(getattr(torch, args.dtype)))
-            yield name, sampler.rounded(policy.lm, name, weight, args)  # by --sampler_dtype
+            yield name, sampler.rounded(policy.lm, name, weight, args)  # if --sampler_dtype says so
 
     sampler.load_weights(llm, named_weights())  # replaces all weights; wakes vLLM up
 
@@ -405,12 +406,12 @@ def update(policy, optimizer, batch, step, args):
     """Make all optimizer updates of a step, one per mini-batch.
 
     Returns metrics: grad_norm (mean), optimizer_steps (count). Also writes to the batch, for
-    metrics alone, [N, T]: entropy and old_logp, the log π of each token before its update (before
-    the first one, where it is computed in advance).
+    metrics alone, [N, T]: entropy, and old_logp, each token's log π before the update on it (for
+    those computed in advance: before the first update).
     """
-    # For metrics. Idle tokens have A = 0 (a reward equal to the mean). update_once skips them, so
-    # their log π is computed here. If balance swaps rows between processes, log π of all tokens is
-    # computed here.
+    # For metrics. update_once fills in log π of the tokens that it trains on. It skips idle tokens,
+    # those with A = 0 (a reward equal to the mean): their log π is computed here. If balance swaps
+    # rows between processes, idle_tokens returns all tokens, and update_once fills in none.
     batch["old_logp"], batch["entropy"] = log_probs(policy, batches.idle_tokens(batch, args), args)
     grad_norms = []  # one per update
     for minibatch in minibatches(batch, args.updates_per_step):
@@ -429,10 +430,10 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     processes, then clipped to norm max_grad_norm.
     """
     # In float16, multiply the loss, so that small gradients do not become 0. Otherwise do nothing.
-    scaler = models.scaler(optimizer, args)  # the run's one, around torch's GradScaler
+    scaler = models.scaler(optimizer, args)  # one for the whole run; it wraps torch's GradScaler
     minibatch_loss = 0.0
     # For speed, drop tokens with A = 0 from the mask: they have no gradient. The divisor still
-    # counts them. If no token is left, one pass still runs, for AdamW's step.
+    # counts them. If no token is left, one pass still runs: AdamW's momentum moves weights.
     minibatch = batches.without_idle(minibatch, args)
     for rows, micro in micro_batches(minibatch, args, f"step {step}: updating"):
         logp, entropy = policy(micro["ids"], micro["mask"], args.temperature, with_entropy=True)
@@ -440,7 +441,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
         # If there are several processes, FSDP2 averages their gradients: × WORLD_SIZE is the sum.
         scaler.scale(loss * WORLD_SIZE).backward()
         minibatch_loss += loss.detach().double()  # .item() would wait for the GPU
-        # For metrics. The mini-batch's tensors are views of the batch's, so this fills the batch.
+        # For metrics. These tensors of the mini-batch are views of the batch's, so the batch fills.
         # If balance has swapped rows, they are copies that nobody reads: update has filled it.
         length = logp.shape[1]
         minibatch["old_logp"][rows, :length] += logp.detach().cpu()
@@ -451,7 +452,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     # Exit if the loss or the norm is NaN or infinite, while the weights are still good. In float16
     # such a norm is only an overflow: scaler.step skips this update and lowers the loss's scale.
     records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
-    scaler.step(optimizer)  # GradScaler's step (the optimizer's), then its update
+    scaler.step(optimizer)  # makes the optimizer's step, and adapts the loss's scale
     optimizer.zero_grad()
     return grad_norm
 
@@ -506,7 +507,7 @@ def main():
 
     saved = step
     while step < args.steps and not run.interrupted():
-        # Remember these: if the task fails in this step, they are saved as a checkpoint.
+        # Remember these: if the task fails before the update, they are saved as a checkpoint.
         run.begin_step(policy, optimizer, tokenizer, step, num_used, args)
         step += 1
         clock = Clock()  # times each phase
@@ -527,10 +528,10 @@ def main():
 
         # Update the policy, and pass its weights on to vLLM.
         batch["advantages"] = compute_advantages(scores, batch, args)  # [N, T]
-        # For a metric: the fraction of weights that the update changes, in --dtype.
+        # For a metric: the share of weights that change in --dtype, which rounds small changes off.
         weights_before = metrics.some_weights(policy, args.dtype)
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # with log π after the update: a pass
+        run.write_tokens(step, policy, batch, tokenizer)  # one more pass: log π after the update
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

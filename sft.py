@@ -145,10 +145,10 @@ class Policy(nn.Module):
 
     def hidden_states(self, ids, mask):
         """Compute the final hidden state of every token, the input of the head: [N, T, D]."""
-        # Start from float32 embeddings: then the sums between layers stay float32, even if weights
-        # are not (with LoRA). autocast rounds only the inputs of matrix products.
+        # Start from float32 embeddings: each layer adds its output to them, and this sum stays
+        # float32, even if weights are not (LoRA). autocast rounds only inputs of matrix products.
         embedded = models.embed(self.lm, ids)  # {"inputs_embeds": [N, T, D] in float32}
-        # Compute a prompt with which all rows begin only once; result and gradient are the same.
+        # If all rows begin with the same prompt, compute it only once: no result or gradient moves.
         # The length is 0 if the rows differ, or if sharing would save no time.
         length = batches.length_to_share(ids, mask, self.args)
         if length > 0:
@@ -173,7 +173,7 @@ def to_rows(values, mask):
 
 
 def load_policy(args, trained):
-    """Load the model: trainable, in float32, or frozen, in --dtype (the reference model)."""
+    """Load the model: trainable, in float32, or frozen, in --dtype (a reference model)."""
     dtype = torch.float32 if trained else getattr(torch, args.dtype)
     # If the model also reads images, text_only leaves that part out.
     lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, **text_only(args.model))
@@ -276,7 +276,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     processes, then clipped to norm max_grad_norm.
     """
     # In float16, multiply the loss, so that small gradients do not become 0. Otherwise do nothing.
-    scaler = models.scaler(optimizer, args)  # the run's one, around torch's GradScaler
+    scaler = models.scaler(optimizer, args)  # one for the whole run; it wraps torch's GradScaler
     minibatch_loss = 0.0
     for _, micro in micro_batches(minibatch, args, f"step {step}: updating"):
         logp, _ = policy(micro["ids"], micro["mask"], temperature=1.0)
@@ -290,7 +290,7 @@ def update_once(policy, optimizer, minibatch, divisor, step, args):
     # Exit if the loss or the norm is NaN or infinite, while the weights are still good. In float16
     # such a norm is only an overflow: scaler.step skips this update and lowers the loss's scale.
     records.check_finite(minibatch_loss, grad_norm, minibatch, step, args)
-    scaler.step(optimizer)  # GradScaler's step (the optimizer's), then its update
+    scaler.step(optimizer)  # makes the optimizer's step, and adapts the loss's scale
     optimizer.zero_grad()
     return all_reduce(minibatch_loss), grad_norm
 
@@ -336,7 +336,7 @@ def main():
         # fill a step are dropped.
         given, num_used = next_problems(train, num_used, args)
         batch = to_batch(given)
-        # For a metric: the fraction of weights that the update changes, in --dtype.
+        # For a metric: the share of weights that change in --dtype, which rounds small changes off.
         weights_before = metrics.some_weights(policy, args.dtype)
         updated = update(policy, optimizer, batch, step, args)  # metrics
         clock.lap("train")

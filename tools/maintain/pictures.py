@@ -53,10 +53,9 @@ NAMES = {  # of the kept runs, where it is not the script's
     "dr_grpo": "dr._grpo",
     "entropy_top": "80_20",
 }
-GAMES = {  # kept runs of the game in docs/game.svg: (label, colour, line)
-    "game_smollm2_seed_0": ("gigpo, KL term 0.02", "#d95f02", "-"),
-    "guess_smollm2_seed_0": ("grpo_multi_turn", "#7570b3", "-"),
-    "guess_kl_term_smollm2_seed_0": ("grpo_multi_turn, KL term 0.05", "#7570b3", "--"),
+GAMES = {  # entries of the suite game in docs/game.svg: (label, colour)
+    "game_smollm2": ("gigpo: each turn its own advantage", "#d95f02"),
+    "game_one_advantage_smollm2": ("grpo_multi_turn: one for all turns", "#7570b3"),
 }
 NUM_TOKENS = 241  # on an axis
 GROUP = 8
@@ -240,11 +239,15 @@ def test_panel(axes, name):
 
 
 def game_panel(axes, key, title, **look):
-    """A metric of the runs in GAMES, over the steps."""
-    for name, (label, colour, line) in GAMES.items():
-        rows = kept.run(f"benchmarks/llm/{name}")["rows"]
-        points = [(row["step"], row[key]) for row in rows if key in row]
-        axes.plot(*zip(*points), color=colour, linestyle=line, label=label)
+    """A metric of the runs in GAMES, over the steps: the mean over the seeds, and their range."""
+    found = kept.read(RUNS.with_name("llm"))
+    for entry, (label, colour) in GAMES.items():
+        runs = [run["rows"] for name, run in found.items() if name.startswith(f"{entry}_seed_")]
+        by_step = [{row["step"]: row[key] for row in rows if key in row} for rows in runs]
+        steps = sorted(set.intersection(*map(set, by_step)))
+        values = [[run[step] for run in by_step] for step in steps]
+        axes.plot(steps, list(map(fmean, values)), color=colour, label=f"{label} ({len(runs)} seeds)")
+        axes.fill_between(steps, list(map(min, values)), list(map(max, values)), color=colour, alpha=0.15, linewidth=0)
     axes.set(xlabel="training step", title=title, **look)
 
 
