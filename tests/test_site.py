@@ -158,6 +158,9 @@ def test_home_leads_on_above_the_fold_and_the_lens_begins_where_its_sides_differ
         colours = "sides => sides.map((side) => [...side.children].map((token) => token.style.background))"
         left, right = page.locator("#lens .text").evaluate_all(colours)
         assert sum(a != b for a, b in zip(left, right)) >= 5, name
+        assert page.locator("#lens .token.differs").count() >= 2, name  # framed, so that one sees the difference
+    page.locator("#lens select").last.select_option("probability")
+    assert page.locator("#lens .differs").count() == 0  # a probability and a weight can't be compared
 
 
 def test_a_phone_shows_pictures_with_letters_of_9_px_and_lines_of_code_of_its_width(page, site):

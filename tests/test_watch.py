@@ -163,6 +163,14 @@ def test_a_report_says_how_sure_a_difference_is(name, tmp_path):
     assert says in text.replace("&#39;", "'"), re.findall("<p><b>(.*)</b>", text)
 
 
+def test_a_curve_that_covers_another_is_dashed(tmp_path):
+    one, other, twin = (
+        runs.read(make_run(tmp_path / f"{i}", lr=i, accuracies=[0.2, value])) for i, value in enumerate((0.5, 0.9, 0.5))
+    )
+    assert "stroke-dasharray" not in report.page([one, other])
+    assert "stroke-dasharray" in report.page([one, twin])
+
+
 def test_newcombes_interval():
     """Of 56 / 70 and 48 / 80, from his paper (Statistics in Medicine 17, 1998, table II)."""
     mean, low, high, _ = report.interval({0: 56 / 70}, {0: 48 / 80}, 70, 80)
@@ -178,6 +186,7 @@ def test_a_report_escapes_what_a_model_writes_and_needs_no_file(tmp_path):
     text = (tmp_path / "r.html").read_text()
     assert "<b>Ana" not in text and "<i>" not in text and text.count("</script>") == 1
     assert "&lt;b&gt;Ana&lt;/b&gt;&lt;/script&gt; &amp; ��� $a_b$" in text and "→ r" in text
+    assert "<td>commit</td><td>unknown</td><td>abc+</td>" in text
     assert "killed, step 3 of" in text and "done, step 3 of 9" in text and "with changes that are not committed" in text
     assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", text.replace("xlink:href", "href"))
 
