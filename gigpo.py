@@ -202,7 +202,7 @@ class Policy(nn.Module):
         # Start from float32 embeddings: each layer adds its output to them, and this sum stays
         # float32, even if weights are not (LoRA). autocast rounds only inputs of matrix products.
         embedded = models.embed(self.lm, ids)  # {"inputs_embeds": [N, T, D] in float32}
-        # If all rows begin with the same prompt, compute it only once: no result or gradient moves.
+        # If all rows begin with one prompt, compute it once: results and gradients are the same.
         # The length is 0 if the rows differ, or if sharing would save no time.
         length = batches.length_to_share(ids, mask, self.args)
         if length > 0:
@@ -381,7 +381,7 @@ def converse(llm, task, prompts, when, args, n, **sampling_params):
             seed = sampler.request_seed(args.seed, f"{when}, task", f"{problem['id']}/{row}")
             conversations.append(Conversation(problem, row, tools.Side(task, problem, seed)))
     # Empty the cache once, not per turn: a turn reuses keys and values of the turns before it.
-    sampler.empty_prefix_cache(llm)  # vLLM's keys and values of prompts are of older weights
+    sampler.empty_prefix_cache(llm)  # vLLM's cached attention keys and values are of older weights
     # An evaluation asks for no log π, but add_turn needs it (see sample).
     sampling_params |= {"logprobs": 0, "flat_logprobs": True}
     problems = [{**problem, "tokens_used": 0} for problem in prompts]
@@ -710,7 +710,7 @@ def main():
     # End the run if Policy, transformers' own forward pass and vLLM disagree on log π of a few
     # tokens. The test changes the weights for a moment, to find any that do not reach vLLM.
     models.check_same(policy, llm, sync_weights, train[0], args)
-    sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
+    sync_weights(policy, llm, args)  # the check, or a resume, leaves vLLM with other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
@@ -748,7 +748,7 @@ def main():
         # Update the policy, and pass its weights on to vLLM.
         weights_before = metrics.some_weights(policy, args.dtype)  # to log how many values change
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # one more pass: log π after the update
+        run.write_tokens(step, policy, batch, tokenizer)  # for make watch: one more pass
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

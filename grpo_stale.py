@@ -186,7 +186,7 @@ class Policy(nn.Module):
         # Start from float32 embeddings: each layer adds its output to them, and this sum stays
         # float32, even if weights are not (LoRA). autocast rounds only inputs of matrix products.
         embedded = models.embed(self.lm, ids)  # {"inputs_embeds": [N, T, D] in float32}
-        # If all rows begin with the same prompt, compute it only once: no result or gradient moves.
+        # If all rows begin with one prompt, compute it once: results and gradients are the same.
         # The length is 0 if the rows differ, or if sharing would save no time.
         length = batches.length_to_share(ids, mask, self.args)
         if length > 0:
@@ -285,7 +285,7 @@ def generate(llm, prompts, when, args, **sampling_params):
                 **sampling_params,
             )
         )
-    sampler.empty_prefix_cache(llm)  # vLLM's keys and values of prompts are of older weights
+    sampler.empty_prefix_cache(llm)  # vLLM's cached attention keys and values are of older weights
     outputs = llm.generate(requests, params, use_tqdm=sampler.progress_bar(when))
     responses = []
     for output in outputs:  # one per prompt
@@ -634,7 +634,7 @@ def main():
         # Update the policy, and pass its weights on to vLLM.
         weights_before = metrics.some_weights(policy, args.dtype)  # to log how many values change
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # one more pass: log π after the update
+        run.write_tokens(step, policy, batch, tokenizer)  # for make watch: one more pass
         clock.lap("train")
         lag = len(versions) - 1  # of this step's responses
         versions.append(snapshot(policy, args))  # drops the oldest if there are more than k + 1

@@ -163,7 +163,7 @@ class Policy(nn.Module):
         # Start from float32 embeddings: each layer adds its output to them, and this sum stays
         # float32, even if weights are not (LoRA). autocast rounds only inputs of matrix products.
         embedded = models.embed(self.lm, ids)  # {"inputs_embeds": [N, T, D] in float32}
-        # If all rows begin with the same prompt, compute it only once: no result or gradient moves.
+        # If all rows begin with one prompt, compute it once: results and gradients are the same.
         # The length is 0 if the rows differ, or if sharing would save no time.
         length = batches.length_to_share(ids, mask, self.args)
         if length > 0:
@@ -262,7 +262,7 @@ def generate(llm, prompts, when, args, **sampling_params):
                 **sampling_params,
             )
         )
-    sampler.empty_prefix_cache(llm)  # vLLM's keys and values of prompts are of older weights
+    sampler.empty_prefix_cache(llm)  # vLLM's cached attention keys and values are of older weights
     outputs = llm.generate(requests, params, use_tqdm=sampler.progress_bar(when))
     responses = []
     for output in outputs:  # one per prompt
@@ -466,7 +466,7 @@ def main():
     # End the run if Policy, transformers' own forward pass and vLLM disagree on log π of a few
     # tokens. The test changes the weights for a moment, to find any that do not reach vLLM.
     models.check_same(policy, llm, sync_weights, train[0], args)
-    sync_weights(policy, llm, args)  # after the check, and after a resume, vLLM has other weights
+    sync_weights(policy, llm, args)  # the check, or a resume, leaves vLLM with other weights
     run.open(step)  # opens its files; from here, Ctrl-C or SIGTERM stops after the step
     if step == 0:
         run.write({"step": 0, **evaluate(llm, task, test, step, run, args)})
@@ -504,7 +504,7 @@ def main():
         # Update the policy, and pass its weights on to vLLM.
         weights_before = metrics.some_weights(policy, args.dtype)  # to log how many values change
         updated = update(policy, optimizer, batch, step, args)  # metrics
-        run.write_tokens(step, policy, batch, tokenizer)  # one more pass: log π after the update
+        run.write_tokens(step, policy, batch, tokenizer)  # for make watch: one more pass
         clock.lap("train")
         sync_weights(policy, llm, args)
         timings = clock.end("sync")  # seconds per phase, peak memory

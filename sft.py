@@ -148,7 +148,7 @@ class Policy(nn.Module):
         # Start from float32 embeddings: each layer adds its output to them, and this sum stays
         # float32, even if weights are not (LoRA). autocast rounds only inputs of matrix products.
         embedded = models.embed(self.lm, ids)  # {"inputs_embeds": [N, T, D] in float32}
-        # If all rows begin with the same prompt, compute it only once: no result or gradient moves.
+        # If all rows begin with one prompt, compute it once: results and gradients are the same.
         # The length is 0 if the rows differ, or if sharing would save no time.
         length = batches.length_to_share(ids, mask, self.args)
         if length > 0:
