@@ -246,7 +246,7 @@ def game_panel(axes, key, title, **look):
         by_step = [{row["step"]: row[key] for row in rows if key in row} for rows in runs]
         steps = sorted(set.intersection(*map(set, by_step)))
         values = [[run[step] for run in by_step] for step in steps]
-        axes.plot(steps, list(map(fmean, values)), color=colour, label=f"{label} ({len(runs)} seeds)")
+        axes.plot(steps, list(map(fmean, values)), color=colour, label=f"{label} ({len(runs)} seed{'s' * (len(runs) > 1)})")
         axes.fill_between(steps, list(map(min, values)), list(map(max, values)), color=colour, alpha=0.15, linewidth=0)
     axes.set(xlabel="training step", title=title, **look)
 
@@ -258,7 +258,7 @@ def game_panels():
         game_panel(axes, "eval/accuracy", "Test games won at temperature 1", ylim=(0, 1))
         axes.legend(frameon=False, loc="lower right", fontsize=8)
 
-    return [(4.2, accuracy), (4.2, lambda axes: game_panel(axes, "entropy", "Entropy, nats per token", ylim=(0, 2.2)))]
+    return [(4.2, accuracy), (4.2, lambda axes: game_panel(axes, "entropy", "Entropy, nats per token", ylim=(0, 2.6)))]
 
 
 def rows_of(page, begin):
