@@ -246,7 +246,8 @@ def game_panel(axes, key, title, **look):
         by_step = [{row["step"]: row[key] for row in rows if key in row} for rows in runs]
         steps = sorted(set.intersection(*map(set, by_step)))
         values = [[run[step] for run in by_step] for step in steps]
-        axes.plot(steps, list(map(fmean, values)), color=colour, label=f"{label} ({len(runs)} seed{'s' * (len(runs) > 1)})")
+        label += f" ({len(runs)} seeds)" if len(runs) > 1 else " (one seed)"
+        axes.plot(steps, list(map(fmean, values)), color=colour, label=label)
         axes.fill_between(steps, list(map(min, values)), list(map(max, values)), color=colour, alpha=0.15, linewidth=0)
     axes.set(xlabel="training step", title=title, **look)
 
