@@ -163,6 +163,14 @@ def test_a_report_says_how_sure_a_difference_is(name, tmp_path):
     assert says in text.replace("&#39;", "'"), re.findall("<p><b>(.*)</b>", text)
 
 
+def test_a_report_says_what_is_the_same_and_of_which_step_a_value_is(tmp_path):
+    run, other = runs.read(make_run(tmp_path / "a")), runs.read(make_run(tmp_path / "b", lr=2))
+    other.rows.append({"step": 5, "reward": 0.75})  # a step without an evaluation
+    text = report.page([run, other])
+    assert text.count("0.25 → 0.5 (step 3)") == 1 and "0.25 → 0.75<" in text
+    assert "Script, commit and machine are the same." in text
+
+
 def test_a_curve_that_covers_another_is_dashed(tmp_path):
     one, other, twin = (
         runs.read(make_run(tmp_path / f"{i}", lr=i, accuracies=[0.2, value])) for i, value in enumerate((0.5, 0.9, 0.5))

@@ -40,8 +40,10 @@ class Run:
         return dict(zip(*curves.points(self.rows, key)))
 
     def first_and_last(self, key):
-        """Return "0.31 → 0.65" of a metric, or its only value; "–" without one."""
-        return first_and_last([f"{value:.3g}" for value in self.points(key).values()]) or "–"
+        """Return "0.31 → 0.65" of a metric, or its only value; "–" without one. A step before the run's is named."""
+        points = self.points(key)
+        older = f" (step {max(points)})" if points and max(points) < self.step else ""
+        return (first_and_last([f"{value:.3g}" for value in points.values()]) or "–") + older
 
     @property
     def script(self):
