@@ -39,10 +39,10 @@ class Run:
     def points(self, key):
         return dict(zip(*curves.points(self.rows, key)))
 
-    def first_and_last(self, key):
-        """Return "0.31 → 0.65" of a metric, or its only value; "–" without one. A step before the run's is named."""
+    def first_and_last(self, key, with_step=False):
+        """Return "0.31 → 0.65" of a metric, or its only value; "–" without one. with_step: name an earlier step."""
         points = self.points(key)
-        older = f" (step {max(points)})" if points and max(points) < self.step else ""
+        older = f" (step {max(points)})" if with_step and points and max(points) < self.step else ""
         return (first_and_last([f"{value:.3g}" for value in points.values()]) or "–") + older
 
     @property
