@@ -5,6 +5,8 @@ Halving the range wins every game in at most four turns. The prompt shows one ga
     python grpo_multi_turn.py --task guess --max_turns 5
 """
 
+import itertools
+import math
 import random
 import re
 
@@ -12,7 +14,7 @@ HIGHEST = 15
 TURNS = 5  # guesses per game
 SIZE = {"train": 2000, "test": 60}
 COST = 0.1  # per turn after the first
-FOR_SENSE = 0.5  # the reward if all guesses agree with the earlier replies
+FOR_BITS = 0.5  # for all log2(15) bits; each turn earns its share
 TOLD = f"Guess my number from 1 to {HIGHEST}. Answer with one number. I say higher or lower."
 GAME = ["Guess.", "8", "higher", "11", "lower", "9", "right! A new number. Guess."]
 
@@ -65,20 +67,28 @@ def known(guesses, number) -> tuple:
     return low, high
 
 
+def bits(known_range) -> float:
+    """Return how many yes-or-no answers separate the player from the number: log2 of the numbers left."""
+    low, high = known_range
+    return math.log2(high - low + 1)
+
+
 def score_conversation(turns, answer) -> dict:
-    """Return a game's reward from all its turns: for winning, less with every turn; and for guesses that make sense."""
+    """Return a game's reward from all its turns: for winning, less with every turn; and for what the turns revealed.
+
+    A turn that reduces the range from n numbers to m reveals log2(n / m) bits, and a turn that finds the number all
+    that are left. So a won game reveals log2(15) bits however it was played, and earns FOR_BITS for them; a lost game
+    earns less, the more numbers are left. A guess that earlier replies exclude reveals nothing.
+    """
     guesses = [guess_of(turn) for turn in turns]
     won = guesses[-1] == answer
-    sensible = []  # for each turn, whether the number could be the guess
-    for i, guess in enumerate(guesses):
-        low, high = known(guesses[:i], answer)
-        sensible.append(guess is not None and low <= guess <= high)
-    per_guess = FOR_SENSE / (len(turns) if won else TURNS)
+    left = [bits(known(guesses[:i], answer)) for i in range(len(turns))]  # before each turn
+    left.append(0.0 if won else bits(known(guesses, answer)))
     parts = {
         "won": 1 - COST * (len(turns) - 1) if won else 0.0,
-        "sense": [per_guess * is_sensible for is_sensible in sensible],
+        "bits": [FOR_BITS * (before - after) / left[0] for before, after in itertools.pairwise(left)],
     }
-    reward = parts["won"] + FOR_SENSE * (sum(sensible) / (len(turns) if won else TURNS))
+    reward = parts["won"] + FOR_BITS * (left[0] - left[-1]) / left[0]
     return {"reward": reward, "correct": won, "format": None not in guesses, "parts": parts}
 
 

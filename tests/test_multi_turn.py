@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import sys
 from types import SimpleNamespace
 
@@ -290,17 +291,21 @@ def test_halving_wins_every_game_and_counting_up_a_third():
 
 
 def test_the_reward_of_a_game():
-    for turns, number, won, sense in (
-        (["8"], 8, 1.0, 0.5),
-        (["8", "4", "6"], 6, 0.8, 0.5),
-        (["8", "12", "6"], 6, 0.8, 0.5 * 2 / 3),  # lower was said: 12 makes no sense
-        (["8", "4", "2", "1", "3"], 5, 0.0, 0.5 * 2 / 5),  # 2, 1 and 3 are below 4
-        (["I guess 8"], 8, 0.0, 0.0),
-        (["8", ""], 3, 0.0, 0.5 * 1 / 5),
+    """For winning, and 0.5 for all log2(15) bits: the share that the turns revealed."""
+    for turns, number, won, left in (
+        (["8"], 8, 1.0, 1),
+        (["8", "4", "6"], 6, 0.8, 1),
+        (["8", "12", "6"], 6, 0.8, 1),
+        (["8", "4", "2", "1", "3"], 5, 0.0, 3),  # 5, 6 or 7 is left
+        (["I guess 8"], 8, 0.0, 15),
+        (["8", ""], 3, 0.0, 7),
+        (["15", "14", "13", "12", "11"], 10, 0.0, 10),
+        (["100", "0"], 3, 0.0, 15),
     ):
+        bits = 0.5 * (1 - math.log2(left) / math.log2(15))
         found = guess.score_conversation(turns, number)
-        assert parts_of([found], "guess")[0] == pytest.approx([won, sense]) and found["correct"] == (won > 0)
-        assert found["reward"] == pytest.approx(won + sense)
+        assert parts_of([found], "guess")[0] == pytest.approx([won, bits]) and found["correct"] == (won > 0)
+        assert found["reward"] == pytest.approx(won + bits)
         assert scores_of(guess, [turns], [number]) == [found]
 
 

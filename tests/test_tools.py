@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -85,12 +86,13 @@ def test_another_programs_file_is_not_written_over(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("suite", compare.SUITES)
-def test_every_entry_of_a_suite_is_a_command_that_its_script_takes(suite):
+def test_every_entry_of_a_suite_is_a_command_that_its_script_takes(suite, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
     common, commands, _ = compare.read_suite(suite)
     assert compare.read_entries(f"{name}: {shlex.join(words)}" for name, words in commands.items()) == commands
     for name, words in commands.items():
         asked = compare.asked_for(words, common, seed=0)
-        trainer = importlib.import_module(asked["script"])
+        trainer = importlib.import_module(compare.file_of(asked["script"], tmp_path).removesuffix(".py"))
         args, _ = flags.read(kept.command_of(**asked)[1:], trainer.Args, trainer.TASKS)
         checks.check_prompts_per_step(args)
         args.check()
@@ -109,13 +111,14 @@ def test_an_entrys_own_flags_take_the_place_of_those_of_all():
 def test_compare_runs_and_keeps_what_is_missing(tmp_path):
     words = small(tmp_path / "run", steps=1)
     common = " ".join(words[:2] + words[4:])  # the run's folder is compare's to choose
-    flags = ["--entries", "a: grpo.py", "b: grpo_ar_lopti.py --eta 0", "--seeds", "7", "--folder", tmp_path]
+    flags = ["--entries", "a: grpo.py", "b: grpo_ar_lopti+grpo_tis.py --eta 0", "--seeds", "7", "--folder", tmp_path]
     done = python("tools/compare.py", *flags, "--only", "b", f"--common={common}")
     assert done.returncode == 0, done.stderr
     [found] = kept.read_file(tmp_path / "comparison.jsonl", 0).values()
     assert found["run"] == "b_seed_7"
     assert found["settings"] == kept.settings_of(words[:2] + words[4:]) | {"eta": 0, "seed": 7}
-    assert found["script"] == "grpo_ar_lopti" and not kept.differs(found)
+    (ROOT / "combined_grpo_ar_lopti_grpo_tis.py").unlink()
+    assert found["script"] == "grpo_ar_lopti+grpo_tis" and not kept.differs(found)
     assert [row["step"] for row in found["rows"]] == [0, 1] and found["versions"]["torch"]
     assert "eval/accuracy" in found["rows"][0] and "time/step" in found["rows"][1]
 
@@ -156,12 +159,15 @@ LINE = A_TREE["tests/digits.txt"]
         ("toy", {"toy.py": OTHER_CODE}, "abc+", "not known: its code had changes that no commit has"),
         ("toy", {"runtime/x.py": OTHER_CODE}, "abc+", "not known: its code had changes that no commit has"),
         ("toy", {"toy.py": None}, "abc", "not known: there is no script toy"),
+        ("toy+other", {}, "abc", ""),
+        ("toy+other", {"other.py": OTHER_CODE}, "abc+", "not known: its code had changes that no commit has"),
+        ("toy+other", {"other.py": None}, "abc", "not known: there is no script toy+other"),
         ("lab.x", {"runtime/x.py": OTHER_CODE}, "abc", ""),
         ("lab.x", {"lab/common.py": OTHER_CODE}, "abc", "not known: lab/x.py or its common.py has changed"),
         *[
             (
                 script,
-                {f"{script.replace('.', '/')}.py": OTHER_CODE, "tests/digits.txt": f"{LINE}{line}\n"},
+                {f"{script.partition('+')[0].replace('.', '/')}.py": OTHER_CODE, "tests/digits.txt": f"{LINE}{line}\n"},
                 "abc",
                 verdict,
             )
@@ -172,6 +178,8 @@ LINE = A_TREE["tests/digits.txt"]
                 ("toy", "2026-01-03 tyo.py: misspelt", "moved: 2026-01-03 tyo.py: misspelt"),
                 ("toy", "Not a date toy.py: why", ""),
                 ("lab.x", "2026-01-03 lab/x.py: why", "moved: 2026-01-03 lab/x.py: why"),
+                ("toy+other", "2026-01-03 other.py: why", "moved: 2026-01-03 other.py: why"),
+                ("toy+other", "2026-01-03 lab/x.py: why", ""),
             ]
         ],
     ],
@@ -206,6 +214,12 @@ def test_results_of_other_digits_are_listed_and_marked(tmp_path, monkeypatch):
     ]
     table = compare.table(runs, {name: ["grpo.py"] for name in runs}, "--steps 1")
     assert [row.split(" | ")[0] for row in table.splitlines()[2:7]] == ["| a", "| b", "| c †", "| d ‡", "| e ‡"]
+
+
+def test_each_move_of_digits_names_its_scripts_before_the_first_colon():
+    """With a colon behind the date, a line would be about all scripts."""
+    lines = (ROOT / "tests/digits.txt").read_text(encoding="utf-8").splitlines()
+    assert not [line for line in lines if re.match(r"[-\d]+: [\w/]+\.py\b", line)]
 
 
 def test_all_kept_results_have_their_settings_and_code():

@@ -7,6 +7,7 @@
     python -m tools.compare --name mine --entries "eta 0.3: grpo_ar_lopti.py --eta 0.3" "eta 0.7: …"
 
 An entry (a configuration) is a name, a script and the script's flags, which override the same flags of all entries.
+gigpo+entropy_bonus.py is the script that tools.combine makes of both.
 Every finished run is a line of a JSONL file in benchmarks/kk_tiny/ (settings, metrics of every step, its code, commit,
 versions, machine), and is not repeated. NAME.md and NAME.png are made from those lines alone, on any machine; NAME is
 the suite unless another is given. Seconds are in no table: see docs/speed.md.
@@ -32,7 +33,7 @@ import tyro
 from tqdm import tqdm
 
 from runtime import files, flags
-from tools import inference, kept, plot, texts
+from tools import combine, inference, kept, plot, texts
 
 ROOT = Path(__file__).parents[1]
 SUITES = tomllib.loads(Path(__file__).with_name("comparisons.toml").read_text(encoding="utf-8"))
@@ -73,10 +74,24 @@ def read_entries(entries):
     for entry in entries:
         name, _, command = (part.strip() for part in entry.partition(":"))
         words = shlex.split(command)
-        if not name or not words or not (ROOT / words[0]).is_file():
+        if not name or not words or not all((ROOT / one).is_file() for one in summands(words[0])):
             raise ValueError(f'an entry must be "NAME: SCRIPT FLAGS", and SCRIPT a file in {ROOT}, not {entry!r}')
         commands[name] = words
     return commands
+
+
+def summands(script):
+    """Return the files that a script is made of: itself, or a.py and b.py for a+b.py."""
+    return [f"{one}.py" for one in script.removesuffix(".py").split("+")]
+
+
+def file_of(script, folder=ROOT):
+    """Return the name of a script's file. That of a sum is written first, to the folder; git ignores its name."""
+    if "+" not in script:
+        return f"{script}.py"
+    name = f"combined_{script.replace('+', '_')}.py"
+    files.write(folder / name, combine.combine(script.split("+"), name))
+    return name
 
 
 def asked_for(words, common, seed):
@@ -119,12 +134,12 @@ def run(asked):
     command = shlex.join(kept.command_of(**asked))
     with tempfile.TemporaryDirectory() as folder:
         more = {"model": "models/kk_tiny"} | asked["settings"] | {"run_dir": folder}
-        words = [sys.executable, *kept.command_of(asked["script"], more)]
+        words = [sys.executable, file_of(asked["script"]), *kept.command_of(asked["script"], more)[1:]]
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
         if done.returncode:
             sys.exit(f"error: {command}\nended with {done.returncode}:\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
         rows = files.read_rows(Path(folder, "metrics.jsonl"))
-        about |= json.loads(Path(folder, "run.json").read_text())
+        about = json.loads(Path(folder, "run.json").read_text()) | about
     return about | {"rows": [{key: value for key, value in row.items() if value is not None} for row in rows]}
 
 

@@ -104,8 +104,10 @@ def path_of(script, root=ROOT):
 def moves(script, root=ROOT):
     """Return the lines of tests/digits.txt about a script: those that name its path before a colon, or no script.
 
-    A line that names a file that is not there is about all. None without tests/digits.txt.
+    A sum of scripts, such as gigpo+entropy_bonus, has the lines of each. A line that names a file that is not there is
+    about all. None without tests/digits.txt.
     """
+    paths = {path_of(one, root) for one in script.split("+")}
     try:
         lines = (root / "tests" / "digits.txt").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -114,20 +116,23 @@ def moves(script, root=ROOT):
     for line in lines:
         named = re.findall(r"[\w/]+\.py\b", line.partition(":")[0])
         is_of_some = named and all((root / name).is_file() for name in named)
-        if line[:1].isdigit() and (not is_of_some or path_of(script, root) in named):
+        if line[:1].isdigit() and (not is_of_some or paths & set(named)):
             found.append(line)
     return found
 
 
 @cache
 def code_of(script, root=ROOT):
-    """Return a script's {"script": hash, "runtime": hash, "digits": number of its moves}; None without the script."""
-    name = path_of(script, root)
-    if not name:
+    """Return a script's {"script": hash, "runtime": hash, "digits": number of its moves}; None without the script.
+
+    The script of a sum is all of its scripts: tools.combine makes the one that runs.
+    """
+    names = [path_of(one, root) for one in script.split("+")]
+    if None in names:
         return None
-    path = root / name
-    beside = [] if path.parent == root else path.parent.glob("common.py")
-    found = {"script": hash_of([path, *beside]), "runtime": hash_of(sorted((root / "runtime").glob("*.py")))}
+    paths = [root / name for name in names]
+    beside = [] if paths[0].parent == root else paths[0].parent.glob("common.py")
+    found = {"script": hash_of([*paths, *beside]), "runtime": hash_of(sorted((root / "runtime").glob("*.py")))}
     lines = moves(script, root)
     return found if lines is None else found | {"digits": len(lines)}
 
@@ -149,8 +154,9 @@ def differs(result, root=ROOT):
         return f"{UNKNOWN}: nothing tells which commits came after it"
     if later := moves(script, root)[then["digits"] :]:
         return f"{MOVED}: {'; '.join(later)}"
-    if "/" in path_of(script, root) and then["script"] != now["script"]:
-        return f"{UNKNOWN}: {path_of(script, root)} or its common.py has changed"
+    path = path_of(script, root)
+    if path and "/" in path and then["script"] != now["script"]:
+        return f"{UNKNOWN}: {path} or its common.py has changed"
     return ""
 
 
