@@ -81,9 +81,9 @@ agent: install model
 		--micro_batch_tokens 2048 --kv_cache_gb 0.5
 
 game: install model
-	$(PY) gigpo.py --task guess --max_turns 5 --steps 24 --eval_every 6 --eval_size 60 --eval_temperature 1 \
-		--model $(SMOLLM) --episode_weight 0 --gamma 1 --anchors step --kl_coef 0.02 --lr 3e-5 \
-		--temperature 1 --prompts_per_step 24 --responses_per_prompt 2 --updates_per_step 1 --dtype float32 \
+	$(PY) gigpo.py --task guess --max_turns 5 --steps 70 --eval_every 10 --eval_size 60 --eval_temperature 1 \
+		--model $(SMOLLM) --episode_weight 0 --gamma 0.5 --anchors step --kl_coef 0.02 --lr 2e-5 \
+		--temperature 1 --prompts_per_step 24 --responses_per_prompt 2 --updates_per_step 1 \
 		--max_response_tokens 96 --micro_batch_tokens 4096 --kv_cache_gb 0.5
 
 watch: install
