@@ -5,7 +5,6 @@ Halving the range wins every game in at most four turns. The prompt shows one ga
     python grpo_multi_turn.py --task guess --max_turns 5
 """
 
-import itertools
 import math
 import random
 import re
@@ -14,7 +13,7 @@ HIGHEST = 15
 TURNS = 5  # guesses per game
 SIZE = {"train": 2000, "test": 60}
 COST = 0.1  # per turn after the first
-FOR_BITS = 0.5  # for all log2(15) bits; each turn earns its share
+FOR_BITS = 2.0  # for all log2(15) bits; more than for winning, which needs luck, too
 TOLD = f"Guess my number from 1 to {HIGHEST}. Answer with one number. I say higher or lower."
 GAME = ["Guess.", "8", "higher", "11", "lower", "9", "right! A new number. Guess."]
 
@@ -67,28 +66,35 @@ def known(guesses, number) -> tuple:
     return low, high
 
 
-def bits(known_range) -> float:
-    """Return how many yes-or-no answers separate the player from the number: log2 of the numbers left."""
+def bits(known_range, guess) -> float:
+    """Return the bits that a guess reveals on average, over the numbers that are left.
+
+    Each of n numbers is equally likely. A reply that leaves m of them reveals log2(n / m) bits. A guess that earlier
+    replies exclude reveals nothing.
+    """
     low, high = known_range
-    return math.log2(high - low + 1)
+    if guess is None or not low <= guess <= high:
+        return 0.0
+    n = high - low + 1
+    left = [guess - low, 1, high - guess]  # the numbers left after "lower", "right!" and "higher"
+    return sum(m / n * math.log2(n / m) for m in left if m > 0)
 
 
 def score_conversation(turns, answer) -> dict:
-    """Return a game's reward from all its turns: for winning, less with every turn; and for what the turns revealed.
+    """Return a game's reward from all its turns: for winning, less with every turn; and for each turn's bits.
 
-    A turn that reduces the range from n numbers to m reveals log2(n / m) bits, and a turn that finds the number all
-    that are left. So a won game reveals log2(15) bits however it was played, and earns FOR_BITS for them; a lost game
-    earns less, the more numbers are left. A guess that earlier replies exclude reveals nothing.
+    The average, and not the bits of the reply that came: that would pay for luck. A lucky reply to 1 reveals
+    log2(15) = 3.9 bits, but on average 1 reveals 0.35 bits, and 8 reveals 1.29. Over many games both pay the same:
+    the sum of the averages is in expectation the sum of what the replies reveal, log2(15) bits in a won game.
     """
     guesses = [guess_of(turn) for turn in turns]
     won = guesses[-1] == answer
-    left = [bits(known(guesses[:i], answer)) for i in range(len(turns))]  # before each turn
-    left.append(0.0 if won else bits(known(guesses, answer)))
+    earned = [bits(known(guesses[:i], answer), guess) for i, guess in enumerate(guesses)]
     parts = {
         "won": 1 - COST * (len(turns) - 1) if won else 0.0,
-        "bits": [FOR_BITS * (before - after) / left[0] for before, after in itertools.pairwise(left)],
+        "bits": [FOR_BITS * one / math.log2(HIGHEST) for one in earned],
     }
-    reward = parts["won"] + FOR_BITS * (left[0] - left[-1]) / left[0]
+    reward = parts["won"] + sum(parts["bits"])
     return {"reward": reward, "correct": won, "format": None not in guesses, "parts": parts}
 
 

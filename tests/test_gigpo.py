@@ -153,13 +153,14 @@ def test_what_a_player_of_guess_knows_and_its_rewards_per_turn():
     for turns, known in (([], (1, 15)), (["8"], (1, 7)), (["8", "3"], (4, 7)), (["8", "3", "2"], (4, 7))):
         assert state(guess, turns, problem) == known
     assert guess.state(["no number"], problem) == (1, 15)
-    won = guess.score_conversation(["8", "12", "6"], 6)  # 1 to 7 were left after 8: 12 reveals nothing
-    first, last = math.log2(15 / 7), math.log2(7)  # in bits, of log2(15)
-    bits = [0.5 * one / math.log2(15) for one in (first, 0, last)]
+    won = guess.score_conversation(["8", "12", "6"], 6)  # 1 to 7 are left after 8: 12 reveals nothing
+    first = (14 / 15) * math.log2(15 / 7) + (1 / 15) * math.log2(15)  # of log2(15) bits: 7 numbers are left, or 1
+    last = (5 / 7) * math.log2(7 / 5) + (2 / 7) * math.log2(7)  # 1 to 5 are left, or 6, or 7
+    bits = [2 * one / math.log2(15) for one in (first, 0, last)]
     assert won["parts"] == {"won": 0.8, "bits": pytest.approx(bits)}
     assert turn_rewards(won, 3) == pytest.approx([bits[0], 0, 0.8 + bits[2]])
-    second = 0.5 * math.log2(7 / 3) / math.log2(15)  # 5, 6 or 7 is left
-    assert turn_rewards(guess.score_conversation(["8", "4"], 6), 2) == pytest.approx([bits[0], second])
+    lucky = guess.score_conversation(["8"], 8)
+    assert turn_rewards(lucky, 1) == pytest.approx([1 + bits[0]])  # the guess alone decides its bits, not the reply
 
 
 def test_rewards_per_turn_add_up_to_the_reward_and_parts_are_logged_as_sums():

@@ -291,22 +291,33 @@ def test_halving_wins_every_game_and_counting_up_a_third():
 
 
 def test_the_reward_of_a_game():
-    """For winning, and 0.5 for all log2(15) bits: the share that the turns revealed."""
-    for turns, number, won, left in (
-        (["8"], 8, 1.0, 1),
-        (["8", "4", "6"], 6, 0.8, 1),
-        (["8", "12", "6"], 6, 0.8, 1),
-        (["8", "4", "2", "1", "3"], 5, 0.0, 3),  # 5, 6 or 7 is left
-        (["I guess 8"], 8, 0.0, 15),
-        (["8", ""], 3, 0.0, 7),
-        (["15", "14", "13", "12", "11"], 10, 0.0, 10),
-        (["100", "0"], 3, 0.0, 15),
+    """For winning, and for the bits that each guess reveals on average."""
+    for turns, number, won, chances in (  # of each turn: the chance of every reply, over the numbers that are left
+        (["8"], 8, 1.0, [[7, 1, 7]]),
+        (["8", "4", "6"], 6, 0.8, [[7, 1, 7], [3, 1, 3], [1, 1, 1]]),
+        (["8", "12", "6"], 6, 0.8, [[7, 1, 7], [1], [5, 1, 1]]),
+        (["8", "4", "2", "1", "3"], 5, 0.0, [[7, 1, 7], [3, 1, 3], [1], [1], [1]]),
+        (["I guess 8"], 8, 0.0, [[1]]),
+        (["8", ""], 3, 0.0, [[7, 1, 7], [1]]),
+        (["15", "14", "13", "12", "11"], 10, 0.0, [[14, 1], [13, 1], [12, 1], [11, 1], [10, 1]]),
+        (["100", "0"], 3, 0.0, [[1], [1]]),
     ):
-        bits = 0.5 * (1 - math.log2(left) / math.log2(15))
+        bits = 2 * sum(-n / sum(of) * math.log2(n / sum(of)) for of in chances for n in of) / math.log2(15)
         found = guess.score_conversation(turns, number)
         assert parts_of([found], "guess")[0] == pytest.approx([won, bits]) and found["correct"] == (won > 0)
         assert found["reward"] == pytest.approx(won + bits)
         assert scores_of(guess, [turns], [number]) == [found]
+
+
+def halving_after(first):
+    return lambda low, high: first if (low, high) == (1, guess.HIGHEST) else (low + high) // 2
+
+
+def test_on_average_a_won_game_earns_all_bits_however_it_is_played():
+    for first in (8, 5):
+        games = [guess.score_conversation(play(n, halving_after(first)), n) for n in range(1, 16)]
+        assert all(one["correct"] for one in games)
+        assert sum(sum(one["parts"]["bits"]) for one in games) / 15 == pytest.approx(2)
 
 
 def test_a_maze_by_hand():
