@@ -83,9 +83,9 @@ def bits(known_range, guess) -> float:
 def score_conversation(turns, answer) -> dict:
     """Return a game's reward from all its turns: for winning, less with every turn; and for each turn's bits.
 
-    The average, and not the bits of the reply that came: that would pay for luck. A lucky reply to 1 reveals
-    log2(15) = 3.9 bits, but on average 1 reveals 0.35 bits, and 8 reveals 1.29. Over many games both pay the same:
-    the sum of the averages is in expectation the sum of what the replies reveal, log2(15) bits in a won game.
+    A turn earns the average, and not the bits of the reply that came, which would pay for luck: the first guess 1
+    reveals 3.9 bits if it is right, but 0.35 on average, and 8 reveals 1.29 on average. Over many games, both pay the
+    same: log2(15) bits per game to a player who wins every game.
     """
     guesses = [guess_of(turn) for turn in turns]
     won = guesses[-1] == answer
