@@ -81,9 +81,9 @@ agent: install model
 		--micro_batch_tokens 2048 --kv_cache_gb 0.5
 
 game: install model combined_gigpo_entropy_bonus.py
-	$(PY) combined_gigpo_entropy_bonus.py --task guess --max_turns 5 --steps 90 --eval_every 15 --eval_size 60 \
-		--eval_temperature 1 --model $(SMOLLM) --episode_weight 0 --gamma 0.5 --anchors step --entropy_coef 0.02 \
-		--kl_coef 0 --lr 2e-5 --temperature 1 --prompts_per_step 24 --responses_per_prompt 2 \
+	$(PY) combined_gigpo_entropy_bonus.py --task guess --max_turns 5 --steps 80 --eval_every 10 --eval_size 60 \
+		--eval_temperature 1 --model $(SMOLLM) --episode_weight 0 --gamma 0.5 --anchors step --no_turn_std \
+		--entropy_coef 0.005 --kl_coef 0 --lr 2e-5 --temperature 1 --prompts_per_step 24 --responses_per_prompt 2 \
 		--updates_per_step 1 --max_response_tokens 96 --micro_batch_tokens 4096 --kv_cache_gb 0.5
 
 combined_gigpo_entropy_bonus.py: gigpo.py entropy_bonus.py tools/combine.py | $(VENV)/installed

@@ -127,7 +127,7 @@ def test_compare_runs_and_keeps_what_is_missing(tmp_path):
     ("flags", "settings"),
     [
         ("--lr 1e-4 --steps 8", {"lr": 0.0001, "steps": 8}),
-        ("--gated --no_compile --people '2, 3'", {"gated": True, "no_compile": True, "people": "2, 3"}),
+        ("--gated --no_compile --people '2, 3'", {"gated": True, "compile": False, "people": "2, 3"}),
         ("--task a.py", {"task": "a.py"}),
         ("--lr 1 --lr 2", {"lr": 2}),  # the last one counts, as for the trainer
     ],

@@ -161,10 +161,15 @@ def differs(result, root=ROOT):
 
 
 def settings_of(words):
-    """Return {setting: value} of flags such as --lr 1e-4 and --gated; a value is a number, True or a text."""
+    """Return {setting: value} of flags such as --lr 1e-4, --gated and --no_turn_std.
+
+    A value is a number, True, False or a text.
+    """
     found = {}
     for word in words:
-        if word.startswith("--"):
+        if word.startswith("--no_"):
+            name, word = word.removeprefix("--no_"), "false"
+        elif word.startswith("--"):
             name, word = word.removeprefix("--"), "true"
         try:
             found[name] = json.loads(word)
@@ -177,5 +182,8 @@ def command_of(script, settings):
     """Return the words of a command: the script's file, then its flags. settings_of reads them."""
     words = [f"{script}.py"]
     for name, value in settings.items():
-        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no_{name}")
+        else:
+            words += [f"--{name}", str(value)]
     return words
