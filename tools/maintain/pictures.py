@@ -170,14 +170,17 @@ def square_panel(axes, scripts):
 
 
 def guess_panel(axes, scripts):
-    """The advantage of each first guess in rewards/guess.py, if halving follows: in two groups, and over the step."""
+    """The advantage of each first guess in rewards/guess.py, if halving follows: in two groups, and over the step.
+
+    Only the reward for winning counts.
+    """
     trainer = importlib.import_module(scripts["script"])
     numbers = range(1, guess.HIGHEST + 1)
     games = [game(number, first) for number in numbers for first in numbers]
     scores = []
     for one in games:
-        found = guess.score_conversation(one.turns, one.problem["answer"])
-        scores.append({**found, "turns": [(one.problem["id"], state, 1) for state in one.states]})
+        won = guess.score_conversation(one.turns, one.problem["answer"])["parts"]["won"]
+        scores.append({"reward": won, "parts": {}, "turns": [(one.problem["id"], state, 1) for state in one.states]})
     batch = {"mask": torch.ones(len(games), max(len(one.turns) for one in games), dtype=torch.bool)}
     for i, one in enumerate(games):
         batch["mask"][i, len(one.turns) :] = False
